@@ -1,0 +1,235 @@
+// What the compilers differ in: atomics, the clock, the lanes of a warp.
+//
+// Compiled by nvcc and NVRTC, the functions below are PTX instructions. Compiled by a host C++17 compiler, they are the
+// compiler's atomics, and threads play the GPU: the protocol above them is the very same source, so a machine without
+// a GPU tests it. Nothing here knows the protocol.
+//
+// `system` scope orders with the processor and other devices, `device` scope with the threads of this GPU.
+#ifndef PORTWAY_PLATFORM_CUH
+#define PORTWAY_PLATFORM_CUH
+
+#if defined(__CUDACC__)
+#define PORTWAY_FN __device__ __forceinline__
+#else
+#define PORTWAY_FN inline
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#endif
+
+namespace portway {
+
+using u64 = unsigned long long;
+using u32 = unsigned int;
+static_assert(sizeof(u64) == 8 && sizeof(void *) == 8, "portway needs a 64-bit target");
+
+struct Pair {
+  u64 first, second;
+};
+
+namespace platform {
+
+#if defined(__CUDACC__)
+
+PORTWAY_FN size_t global(const void *p) { return __cvta_generic_to_global(p); }
+
+PORTWAY_FN u64 load_acquire_system(const u64 *p) {
+  u64 v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory");
+  return v;
+}
+
+PORTWAY_FN u64 load_acquire_device(const u64 *p) {
+  u64 v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory");
+  return v;
+}
+
+// Two neighbouring words in one access. Not atomic as a pair.
+PORTWAY_FN Pair load_pair_acquire_device(const u64 *p) {
+  Pair v;
+  asm volatile("ld.acquire.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.first), "=l"(v.second)
+               : "l"(global(p))
+               : "memory");
+  return v;
+}
+
+PORTWAY_FN void store_release_system(u64 *p, u64 v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v) : "memory");
+}
+
+PORTWAY_FN void store_release_device(u64 *p, u64 v) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v) : "memory");
+}
+
+// Both words of a slot, each with release at system scope.
+PORTWAY_FN void store_slot(u64 *slot, u64 first, u64 second) {
+  asm volatile("st.release.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(global(slot)), "l"(first), "l"(second)
+               : "memory");
+}
+
+// For several slots by one thread: one fence, then stores that it covers.
+PORTWAY_FN void slots_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+PORTWAY_FN void store_slot_after_fence(u64 *slot, u64 first, u64 second) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(global(slot)), "l"(first), "l"(second)
+               : "memory");
+}
+
+PORTWAY_FN u64 fetch_add_relaxed_device(u64 *p, u64 n) {
+  u64 v;
+  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(v) : "l"(global(p)), "l"(n) : "memory");
+  return v;
+}
+
+// Returns what was there; it was replaced if that equals `expected`.
+PORTWAY_FN u64 compare_exchange_device(u64 *p, u64 expected, u64 desired) {
+  u64 v;
+  asm volatile("atom.cas.acq_rel.gpu.global.b64 %0, [%1], %2, %3;"
+               : "=l"(v)
+               : "l"(global(p)), "l"(expected), "l"(desired)
+               : "memory");
+  return v;
+}
+
+// The GPU's global timer, in nanoseconds.
+PORTWAY_FN u64 clock_ns() {
+  u64 v;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v)::"memory");
+  return v;
+}
+
+// Paces a thread that waits for another one of its device.
+struct Pause {
+  PORTWAY_FN void wait() { __nanosleep(100); }
+};
+
+PORTWAY_FN u32 active_lanes() { return __activemask(); }
+PORTWAY_FN u32 lane() {
+  u32 v;
+  asm("mov.u32 %0, %%laneid;" : "=r"(v));
+  return v;
+}
+PORTWAY_FN u32 ballot(u32 lanes, bool yes) { return __ballot_sync(lanes, yes); }
+PORTWAY_FN u64 broadcast(u32 lanes, u64 value, u32 from) { return __shfl_sync(lanes, value, static_cast<int>(from)); }
+PORTWAY_FN u32 count(u32 lanes) { return static_cast<u32>(__popc(lanes)); }
+PORTWAY_FN u32 lowest(u32 lanes) { return static_cast<u32>(__ffs(static_cast<int>(lanes)) - 1); }
+
+#else // a host compiler: threads play the GPU
+
+PORTWAY_FN u64 load_acquire_system(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+PORTWAY_FN u64 load_acquire_device(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+PORTWAY_FN Pair load_pair_acquire_device(const u64 *p) {
+  Pair v;
+  v.first = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+  v.second = __atomic_load_n(p + 1, __ATOMIC_ACQUIRE);
+  return v;
+}
+PORTWAY_FN void store_release_system(u64 *p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+PORTWAY_FN void store_release_device(u64 *p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+
+#if defined(PORTWAY_PLANT_RELAXED_SLOT) // a control: the ThreadSanitizer test must notice
+constexpr int kSlotOrder = __ATOMIC_RELAXED;
+#else
+constexpr int kSlotOrder = __ATOMIC_RELEASE;
+#endif
+
+PORTWAY_FN void store_slot(u64 *slot, u64 first, u64 second) {
+  __atomic_store_n(slot, first, kSlotOrder);
+  __atomic_store_n(slot + 1, second, kSlotOrder);
+}
+// ThreadSanitizer does not follow fences, so each store is a release instead.
+PORTWAY_FN void slots_fence() {}
+PORTWAY_FN void store_slot_after_fence(u64 *slot, u64 first, u64 second) { store_slot(slot, first, second); }
+PORTWAY_FN u64 fetch_add_relaxed_device(u64 *p, u64 n) { return __atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
+PORTWAY_FN u64 compare_exchange_device(u64 *p, u64 expected, u64 desired) {
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return expected;
+}
+PORTWAY_FN u64 clock_ns() {
+  auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+// Spins, yields, then sleeps, so that a thousand waiting threads leave the processor to the one they wait for.
+struct Pause {
+  u32 rounds = 0;
+  void wait() {
+    if (rounds < 80) {
+      if (++rounds > 16) std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+};
+
+// Threads that play the lanes of one warp: each calls `join` first, and then they call the lane functions together.
+// A thread that joined none is a warp of its own.
+class Warp {
+ public:
+  explicit Warp(u32 lanes) : lanes_(lanes) {}
+  void join(u32 lane) {
+    current() = this;
+    own_lane() = lane;
+  }
+  static Warp *&current() {
+    static thread_local Warp *warp = nullptr;
+    return warp;
+  }
+  static u32 &own_lane() {
+    static thread_local u32 lane = 0;
+    return lane;
+  }
+  u32 all() const { return lanes_ == 32 ? ~0u : (1u << lanes_) - 1; }
+
+  // Each lane gives a value and gets the combination of all: a bit a lane, or the value of `from`.
+  u64 exchange(u64 value, bool vote, u32 from) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (arrived_ == 0) result_ = 0;
+    if (vote) {
+      result_ |= value << own_lane();
+    } else if (own_lane() == from) {
+      result_ = value;
+    }
+    const u64 turn = turn_;
+    if (++arrived_ == lanes_) {
+      arrived_ = 0;
+      published_ = result_;
+      turn_++;
+      changed_.notify_all();
+    } else if (!changed_.wait_for(lock, std::chrono::seconds(120), [&] { return turn_ != turn; })) {
+      std::fprintf(stderr, "portway: %u of %u lanes of a warp in 120 s\n", arrived_, lanes_);
+      std::abort(); // the program's threads do not play a warp; a GPU would have hung here
+    }
+    return published_; // no lane starts the next turn before each has left: each must arrive for it
+  }
+
+ private:
+  const u32 lanes_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  u32 arrived_ = 0;
+  u64 turn_ = 0, result_ = 0, published_ = 0;
+};
+
+PORTWAY_FN u32 active_lanes() { return Warp::current() ? Warp::current()->all() : 1; }
+PORTWAY_FN u32 lane() { return Warp::own_lane(); }
+PORTWAY_FN u32 ballot(u32, bool yes) {
+  return Warp::current() ? static_cast<u32>(Warp::current()->exchange(yes, true, 0)) : yes;
+}
+PORTWAY_FN u64 broadcast(u32, u64 value, u32 from) {
+  return Warp::current() ? Warp::current()->exchange(value, false, from) : value;
+}
+PORTWAY_FN u32 count(u32 lanes) { return static_cast<u32>(__builtin_popcount(lanes)); }
+PORTWAY_FN u32 lowest(u32 lanes) { return static_cast<u32>(__builtin_ctz(lanes)); }
+
+#endif
+
+} // namespace platform
+} // namespace portway
+
+#endif // PORTWAY_PLATFORM_CUH

@@ -1,0 +1,110 @@
+//! [`Consumer`]: the host's end.
+
+use std::sync::Arc;
+
+use crate::Error;
+use crate::fifo::{Shared, gate};
+use crate::layout::host;
+use crate::sync::{Ordering, SLOT_LOAD, TAIL_STORE};
+use crate::trigger::{Position, Trigger};
+
+/// Takes triggers out of a FIFO, one thread at a time, and tells producers how far it has come.
+///
+/// Nothing here waits, allocates, locks or calls the system. A trigger is *taken* by [`advance`](Self::advance) (or
+/// [`drain`](Self::drain)) and its slot is free for producers after the next [`publish`](Self::publish): once a
+/// batch, so that the tail's line travels once a batch.
+#[derive(Debug)]
+pub struct Consumer {
+    shared: Arc<Shared>,
+    next: Position,
+    published: Position,
+}
+
+impl Consumer {
+    pub(crate) fn new(shared: Arc<Shared>, start: Position) -> Self {
+        Consumer { shared, next: start, published: start }
+    }
+
+    /// The next trigger, if it has been pushed. It stays until [`advance`](Self::advance).
+    #[inline]
+    pub fn peek(&self) -> Option<Trigger> {
+        let word = host::SLOTS + 2 * self.shared.ring.slot(self.next);
+        let slot = self.shared.host.get(word..word + 2)?;
+        // The second word's release store covers the first word and the producer's payload. The first word is still
+        // checked, since a device may make the two visible in either order.
+        let second = slot[1].load(SLOT_LOAD);
+        let first = slot[0].load(Ordering::Relaxed);
+        Trigger::unstamp([first, second], self.shared.ring.parity(self.next))
+    }
+
+    /// Takes the trigger that [`peek`](Self::peek) showed.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.next = self.next.plus(1);
+    }
+
+    /// Where the next trigger will stand.
+    #[inline]
+    pub fn position(&self) -> Position {
+        self.next
+    }
+
+    /// Tells producers about every trigger taken so far: frees the slots and lets `sync` return. Stores only if there
+    /// is something new, and returns whether there was.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        if self.published == self.next {
+            return false;
+        }
+        self.published = self.next;
+        self.shared.host[host::TAIL].store(self.next.0, TAIL_STORE);
+        true
+    }
+
+    /// Takes what is there, at most `max` triggers, hands each one on with its position, and publishes once.
+    #[inline]
+    pub fn drain(&mut self, max: usize, mut each: impl FnMut(Position, Trigger)) -> usize {
+        let mut taken = 0;
+        while taken < max {
+            let Some(trigger) = self.peek() else { break };
+            each(self.next, trigger);
+            self.advance();
+            taken += 1;
+        }
+        self.publish();
+        taken
+    }
+
+    /// Why no more triggers will come, if so: [`Error::Aborted`] or [`Error::Broken`].
+    ///
+    /// Triggers from before an abort, or from below the position of a break, may still be there.
+    #[inline]
+    pub fn closed(&self) -> Option<Error> {
+        let broken = self.shared.host[host::BROKEN].load(Ordering::Acquire);
+        if broken != 0 {
+            return Some(gate::error(broken, self.next));
+        }
+        if self.shared.host[host::ABORT].load(Ordering::Relaxed) != 0 {
+            return Some(Error::Aborted);
+        }
+        None
+    }
+}
+
+#[cfg(not(loom))]
+impl Consumer {
+    /// Opens an aborted or broken FIFO again. Triggers that were not taken are dropped; positions go on where the
+    /// producers stopped and never rewind, so nothing that was kept from before can be mistaken for something new.
+    ///
+    /// Call it when no kernel and no thread is inside a call on the FIFO: abort, and let them return. What one that
+    /// still is pushes may be lost or delivered out of its order; memory stays safe.
+    ///
+    /// # Errors
+    /// The device memory's.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        let start = self.shared.reset()?;
+        self.next = start;
+        self.published = start;
+        Ok(())
+    }
+}

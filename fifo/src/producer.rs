@@ -1,0 +1,128 @@
+//! [`Producer`]: the kernel's end, in software.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use crate::error::{Cause, Error};
+use crate::fifo::{Shared, check_timeout, gate, tail_watch};
+use crate::layout::{device, host};
+use crate::memory::Words;
+use crate::sync::{AtomicU64, Ordering, SLOT_STORE};
+use crate::trigger::{Position, Trigger};
+use crate::watch::{Unreached, Watch};
+
+/// Pushes triggers from the processor: plays the GPU wherever there is none, and is the reference that the device
+/// header is read against. Clones push into the same FIFO.
+///
+/// Every call ends: with success, when the FIFO is aborted or broken, or after the timeout.
+#[derive(Clone, Debug)]
+pub struct Producer {
+    shared: Arc<Shared>,
+    device: Words,
+    tail: Watch,
+    timeout: Duration,
+}
+
+impl Producer {
+    pub(crate) fn new(shared: Arc<Shared>, device: Words) -> Result<Self, Error> {
+        let tail = tail_watch(&shared, &device)?;
+        let timeout = shared.timeout;
+        Ok(Producer { shared, device, tail, timeout })
+    }
+
+    /// The same producer with another timeout than the FIFO's.
+    ///
+    /// # Errors
+    /// [`Error::TimeoutRange`].
+    pub fn with_timeout(&self, timeout: Duration) -> Result<Self, Error> {
+        check_timeout(timeout)?;
+        Ok(Producer { timeout, ..self.clone() })
+    }
+
+    /// Pushes one trigger and returns its position. Waits while the ring is full.
+    ///
+    /// What the caller did before is visible to whoever handles the trigger.
+    ///
+    /// # Errors
+    /// - [`Error::Aborted`] or [`Error::Broken`], if the FIFO was so before; nothing was taken.
+    /// - [`Error::Timeout`], or [`Error::Broken`] after an abort, if the push gave up waiting. It had taken its
+    ///   position, so the FIFO is broken from there on.
+    pub fn push(&self, trigger: Trigger) -> Result<Position, Error> {
+        self.push_batch(&[trigger])
+    }
+
+    /// Pushes triggers to consecutive positions and returns the first. Waits for room for all of them.
+    ///
+    /// # Errors
+    /// [`Error::BatchLength`], and those of [`push`](Self::push).
+    pub fn push_batch(&self, triggers: &[Trigger]) -> Result<Position, Error> {
+        let slots = self.shared.ring.slots();
+        let len = triggers.len() as u64;
+        if len == 0 || len > slots {
+            return Err(Error::BatchLength { len: triggers.len(), slots });
+        }
+        let closed = self.tail.gate().load(Ordering::Acquire);
+        if closed != 0 {
+            return Err(gate::error(closed, self.shared.tail()));
+        }
+        let first = Position(self.device[device::HEAD].fetch_add(len, Ordering::Relaxed));
+        let room = self.shared.ring.room(first.plus(len - 1));
+        if let Err(unreached) = self.tail.wait_raw(room, self.timeout) {
+            return Err(self.give_up(unreached, first, room));
+        }
+        for (n, trigger) in triggers.iter().enumerate() {
+            let position = first.plus(n as u64);
+            let word = host::SLOTS + 2 * self.shared.ring.slot(position);
+            let words = trigger.stamped(self.shared.ring.parity(position));
+            self.shared.host[word].store(words[0], Ordering::Relaxed);
+            self.shared.host[word + 1].store(words[1], SLOT_STORE);
+        }
+        Ok(first)
+    }
+
+    /// Waits until the consumer has handed on the trigger at `position`. What the consumer did with it, and with all
+    /// before it, is then visible to the caller.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], [`Error::Broken`] or [`Error::Timeout`]. None of them breaks the FIFO.
+    pub fn sync(&self, position: Position) -> Result<(), Error> {
+        let target = position.plus(1);
+        self.tail.wait_raw(target, self.timeout).map_err(|unreached| match unreached {
+            Unreached::Stopped(code) => gate::error(code, position),
+            Unreached::TimedOut => self.tail.timed_out("the tail", target, self.timeout),
+        })
+    }
+
+    /// Ends every wait in this FIFO; see [`Fifo::abort`](crate::Fifo::abort).
+    pub fn abort(&self) {
+        self.shared.abort();
+    }
+
+    /// Records that the position `first` will never be published. The first record stays, for all to read.
+    #[cold]
+    fn give_up(&self, unreached: Unreached, first: Position, room: Position) -> Error {
+        let (mut expected, cause) = match unreached {
+            Unreached::TimedOut => (0, Cause::Timeout),
+            Unreached::Stopped(code) => (code, Cause::Abort),
+        };
+        let record = gate::broken(cause, first);
+        // An abort that nobody broke the FIFO in yet gives way to the break; a break stays.
+        while expected == 0 || expected == gate::ABORTED {
+            match self.tail.gate().compare_exchange(expected, record, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    self.host_record().store(record, Ordering::Release);
+                    break;
+                }
+                Err(now) => expected = now,
+            }
+        }
+        match unreached {
+            Unreached::TimedOut => self.tail.timed_out("room in the ring", room, self.timeout),
+            Unreached::Stopped(_) => gate::error(self.tail.gate().load(Ordering::Acquire), first),
+        }
+    }
+
+    fn host_record(&self) -> &AtomicU64 {
+        &self.shared.host[host::BROKEN]
+    }
+}
