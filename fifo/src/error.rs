@@ -108,7 +108,11 @@ pub enum Error {
         limit_bytes: u64,
     },
     /// A ring size that is not a power of two, or out of range.
-    #[error("a ring of {slots} slots: must be a power of two from {} to {}", crate::MIN_SLOTS, crate::MAX_SLOTS)]
+    #[error(
+        "a ring of {slots} slots: must be a power of two from {} to {}",
+        crate::MIN_SLOTS,
+        crate::MAX_SLOTS
+    )]
     RingSize {
         /// The size asked for.
         slots: u64,

@@ -177,12 +177,7 @@ impl Fifo {
                 b_address: device.address(),
             });
         }
-        let shared = Arc::new(Shared {
-            ring,
-            timeout: config.timeout,
-            host: Words::new(host)?,
-            device,
-        });
+        let shared = Arc::new(Shared { ring, timeout: config.timeout, host: Words::new(host)?, device });
         shared.open(config.first_position)?;
         let consumer = Consumer::new(shared.clone(), config.first_position);
         Ok((Fifo { shared }, consumer))

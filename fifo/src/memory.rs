@@ -134,7 +134,13 @@ impl Region {
         owner: Arc<dyn Memory>,
     ) -> Result<Self, Error> {
         if len_bytes == 0 || address == 0 || address.checked_add(len_bytes).is_none() {
-            return Err(Error::Range { what: "region", offset_bytes: 0, len_bytes, address, limit_bytes: u64::MAX });
+            return Err(Error::Range {
+                what: "region",
+                offset_bytes: 0,
+                len_bytes,
+                address,
+                limit_bytes: u64::MAX,
+            });
         }
         Ok(Region { address, len_bytes, place, owner })
     }
@@ -306,11 +312,18 @@ pub unsafe fn copy_bytes(source: *mut u8, destination: *mut u8, len_bytes: usize
     let aligned_alike = (source as usize ^ destination as usize) % 8 == 0;
     for piece in pieces(source as usize, len_bytes, aligned_alike) {
         match piece {
-            // SAFETY: `at` lies below `len_bytes`, so the caller vouches for both addresses.
-            Piece::Byte(at) => unsafe { store_byte(destination.add(at), load_byte(source.add(at))) },
-            // SAFETY: `at + 8` is at most `len_bytes`, so the caller vouches for both words; `pieces` aligned the
-            // source's, and the destination's is aligned alike.
-            Piece::Word(at) => unsafe { store_word(destination.add(at), load_word(source.add(at))) },
+            Piece::Byte(at) => {
+                // SAFETY: `at` lies below `len_bytes`, so the caller vouches for the byte.
+                let value = unsafe { load_byte(source.wrapping_add(at)) };
+                // SAFETY: as above.
+                unsafe { store_byte(destination.wrapping_add(at), value) };
+            }
+            Piece::Word(at) => {
+                // SAFETY: `at + 8` is at most `len_bytes`, so the caller vouches for the word; `pieces` aligned it.
+                let value = unsafe { load_word(source.wrapping_add(at)) };
+                // SAFETY: as above; the destination is aligned like the source.
+                unsafe { store_word(destination.wrapping_add(at), value) };
+            }
         }
     }
 }
