@@ -1,1 +1,27 @@
-//! tbd
+#![doc = include_str!("../README.md")]
+
+mod channel;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod engine;
+mod error;
+mod flusher;
+pub mod header;
+pub mod loopback;
+mod producer;
+mod request;
+mod runner;
+mod stats;
+pub mod transport;
+mod window;
+
+pub use channel::{CHANNEL_VERSION, PortChannel, PortChannelHandle};
+pub use engine::{ChannelConfig, Config, Engine, FifoId, PortId, Step};
+pub use error::{ChannelError, Error, TransportError};
+pub use flusher::FlushStream;
+pub use loopback::Loopback;
+pub use producer::{ChannelProducer, MAX_PUT_BYTES};
+pub use request::{MAX_CHANNELS, MAX_REGION_BYTES, MAX_SIZE, OpSet, Request, RequestFault};
+pub use runner::{Idle, Proxy, Report, RunConfig, STOP_GRACE, Stop};
+pub use stats::{FlusherStats, Stats};
+pub use transport::{Endpoint, Port, Transport};

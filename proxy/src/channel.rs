@@ -1,0 +1,225 @@
+//! [`PortChannel`]: a channel's memory, its handle for kernels, and its end.
+
+use core::time::Duration;
+use std::sync::{Arc, OnceLock};
+
+use bytemuck::{Pod, Zeroable};
+use portway_fifo::layout::{LINE_BYTES, watch};
+use portway_fifo::memory::Platform;
+use portway_fifo::{Fifo, FifoHandle, Position, Region, WatchHandle, Words};
+
+use crate::error::{ChannelError, Error};
+use crate::producer::ChannelProducer;
+
+/// The version of [`PortChannelHandle`]; `port_channel.cuh` holds the same number.
+pub const CHANNEL_VERSION: u32 = 1;
+
+/// A port channel as a kernel sees it: plain data, passed by value. Addresses are valid while the [`PortChannel`] that
+/// made the handle lives.
+///
+/// The layout is that of `portway::PortChannel` in `port_channel.cuh`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PortChannelHandle {
+    /// [`CHANNEL_VERSION`].
+    pub version: u32,
+    /// The channel's number in its FIFO.
+    pub channel: u32,
+    /// The FIFO that its triggers go to.
+    pub fifo: FifoHandle,
+    /// The length of the source region, in bytes.
+    pub source_len_bytes: u64,
+    /// The length of the destination region.
+    pub destination_len_bytes: u64,
+    /// The frontier, stopped by the error word beside it.
+    pub frontier: WatchHandle,
+    /// The signal word that the peer writes, stopped by the same error word.
+    pub signal: WatchHandle,
+    /// The address of the count of signals that were waited for.
+    pub expected: u64,
+}
+
+const _: () = assert!(size_of::<PortChannelHandle>() == 176);
+
+/// Word indices in a channel's line of host memory, written by the engine.
+mod host {
+    pub(super) const FRONTIER: usize = 0;
+    pub(super) const ERROR: usize = 1;
+}
+
+/// Word indices in a channel's device memory.
+mod device {
+    use super::watch;
+
+    pub(super) const FRONTIER_WATCH: usize = 0;
+    pub(super) const SIGNAL_WATCH: usize = watch::WORDS;
+    pub(super) const EXPECTED: usize = 2 * watch::WORDS;
+    pub(super) const LEN_BYTES: u64 = (EXPECTED as u64 + 16) * 8;
+}
+
+/// Memory for the words of all channels of an engine, so that no channel allocates while kernels run.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    host: Region,
+    device: Region,
+}
+
+impl Slab {
+    pub(crate) fn new(platform: &dyn Platform, channels: usize) -> Result<Self, Error> {
+        let channels = channels as u64;
+        Ok(Slab {
+            host: platform.host_memory(channels * LINE_BYTES)?,
+            device: platform.device_memory(channels * device::LEN_BYTES)?,
+        })
+    }
+
+    fn line(&self, index: usize) -> Result<(Words, Region), Error> {
+        let index = index as u64;
+        let host = self.host.slice(index * LINE_BYTES, LINE_BYTES)?;
+        let device = self.device.slice(index * device::LEN_BYTES, device::LEN_BYTES)?;
+        Ok((Words::new(host)?, device))
+    }
+}
+
+/// What the engine, the host and any thread that stops them share of a channel.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) number: u16,
+    pub(crate) fifo: Fifo,
+    pub(crate) source_len_bytes: u64,
+    pub(crate) destination_len_bytes: u64,
+    pub(crate) words: Words,
+    pub(crate) device: Region,
+    pub(crate) inbound: Region,
+    error: OnceLock<ChannelError>,
+}
+
+impl Shared {
+    #[inline]
+    pub(crate) fn set_frontier(&self, frontier: Position) {
+        self.words[host::FRONTIER].store(frontier.0, core::sync::atomic::Ordering::Release);
+    }
+
+    /// Ends the channel for everyone who waits or will wait, if it has not ended. The typed error is there before the
+    /// word, so whoever sees the word finds it.
+    pub(crate) fn end(&self, error: ChannelError) {
+        let code = error.code();
+        if self.error.set(error).is_ok() {
+            self.words[host::ERROR].store(code, core::sync::atomic::Ordering::Release);
+        }
+    }
+
+    pub(crate) fn error(&self) -> Option<&ChannelError> {
+        self.error.get()
+    }
+
+    fn address(&self, word: usize) -> u64 {
+        self.words.region().address() + word as u64 * 8
+    }
+
+    fn device_address(&self, word: usize) -> u64 {
+        self.device.address() + word as u64 * 8
+    }
+}
+
+/// A port channel: puts from a source region to a peer's destination region, signals to the peer, and signals from it.
+///
+/// Kernels use it through [`handle`](Self::handle), threads through [`producer`](Self::producer). A clone is the same
+/// channel.
+#[derive(Clone, Debug)]
+pub struct PortChannel {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl PortChannel {
+    /// Lays out channel `index` of `slab`, with its first trigger at `start` or later.
+    pub(crate) fn new(
+        slab: &Slab,
+        index: usize,
+        number: u16,
+        fifo: Fifo,
+        lens: (u64, u64),
+        inbound: Region,
+        start: Position,
+    ) -> Result<Self, Error> {
+        let (words, device) = slab.line(index)?;
+        let (source_len_bytes, destination_len_bytes) = lens;
+        let mut copy = [0u64; device::LEN_BYTES as usize / 8];
+        copy[device::FRONTIER_WATCH + watch::SEEN] = start.0;
+        device.write(0, bytemuck::cast_slice(&copy))?;
+        let error = OnceLock::new();
+        let shared =
+            Shared { number, fifo, source_len_bytes, destination_len_bytes, words, device, inbound, error };
+        shared.set_frontier(start);
+        Ok(PortChannel { shared: Arc::new(shared) })
+    }
+
+    /// The channel's number in its FIFO.
+    pub fn number(&self) -> u16 {
+        self.shared.number
+    }
+
+    /// Why the channel has ended, if it has.
+    pub fn error(&self) -> Option<ChannelError> {
+        self.shared.error().cloned()
+    }
+
+    /// The position below which all its triggers are complete. A snapshot.
+    pub fn frontier(&self) -> Position {
+        Position(self.shared.words[host::FRONTIER].load(core::sync::atomic::Ordering::Acquire))
+    }
+
+    /// How long a device call waits unless it is told otherwise: the FIFO's timeout.
+    pub fn timeout(&self) -> Duration {
+        self.shared.fifo.timeout()
+    }
+
+    /// What a kernel needs, by value. Keep the channel alive while a kernel has it.
+    pub fn handle(&self) -> PortChannelHandle {
+        let shared = &self.shared;
+        let stop = shared.address(host::ERROR);
+        PortChannelHandle {
+            version: CHANNEL_VERSION,
+            channel: u32::from(shared.number),
+            fifo: shared.fifo.handle(),
+            source_len_bytes: shared.source_len_bytes,
+            destination_len_bytes: shared.destination_len_bytes,
+            frontier: WatchHandle::new(
+                shared.address(host::FRONTIER),
+                stop,
+                shared.device_address(device::FRONTIER_WATCH),
+            ),
+            signal: WatchHandle::new(
+                shared.inbound.address(),
+                stop,
+                shared.device_address(device::SIGNAL_WATCH),
+            ),
+            expected: shared.device_address(device::EXPECTED),
+        }
+    }
+
+    /// The channel's device end in software, which plays the kernel.
+    ///
+    /// # Errors
+    /// [`portway_fifo::Error::NotHostMemory`] if the words of the FIFO, of the channel or the signal word lie where
+    /// only kernels reach them.
+    pub fn producer(&self) -> Result<ChannelProducer, Error> {
+        ChannelProducer::new(self)
+    }
+
+    /// The two watches of the software end: frontier and signal; and the word that counts the signals waited for.
+    pub(crate) fn watches(&self) -> Result<(portway_fifo::Watch, portway_fifo::Watch, Words), Error> {
+        let shared = &self.shared;
+        let stop = || (shared.words.clone(), host::ERROR);
+        let copy = Words::new(shared.device.clone())?;
+        let frontier = portway_fifo::Watch::new(
+            (shared.words.clone(), host::FRONTIER),
+            stop(),
+            (copy.clone(), device::FRONTIER_WATCH),
+        )?;
+        let inbound = Words::new(shared.inbound.clone())?;
+        let signal = portway_fifo::Watch::new((inbound, 0), stop(), (copy, device::SIGNAL_WATCH))?;
+        let expected = shared.device.slice(device::EXPECTED as u64 * 8, 8)?;
+        Ok((frontier, signal, Words::new(expected)?))
+    }
+}

@@ -1,0 +1,435 @@
+//! [`Loopback`]: a transport between memories of one process. The test double, the example for new transports, and
+//! what the bench runs on.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use portway_fifo::memory::copy_bytes;
+use portway_fifo::{Heap, Platform, Region, Words};
+
+use crate::error::TransportError;
+use crate::transport::{
+    Binding, Close, Completion, Endpoint, Lane, LocalMemory, MemoryId, Op, Port, RemoteMemory, Submit,
+    Transport,
+};
+
+/// What a loopback port does wrong, on purpose. Nothing, unless told otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Every op rests for this many polls before it is carried out.
+    pub delay_polls: u32,
+    /// Carries out ops of different lanes in an order drawn from this seed.
+    pub reorder_seed: Option<u64>,
+    /// Refuses every n-th submit; 0 for none.
+    pub refuse_every: u64,
+    /// Fails at the n-th accepted op, counting from 0.
+    pub fail_at: Option<u64>,
+    /// Forgets the n-th accepted op: it is never carried out and never completes.
+    pub lose_at: Option<u64>,
+}
+
+/// How to make loopback ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The most ops that a port holds. 256 unless told otherwise.
+    pub depth: usize,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { depth: 256, faults: Faults::default() }
+    }
+}
+
+/// The most bytes that one call moves, so that no call takes long and no lane starves the others.
+const BYTES_A_CALL: u64 = 1 << 20;
+
+/// A transport between memories that the processor reaches, pinned memory included. A clone is the same transport.
+///
+/// Its ports move the bytes themselves, inside [`kick`](Port::kick) and [`poll`](Port::poll).
+#[derive(Clone, Debug)]
+pub struct Loopback {
+    hub: Arc<Hub>,
+    config: Config,
+}
+
+#[derive(Debug)]
+struct Hub {
+    id: u64,
+    memories: Mutex<Vec<Option<Registered>>>,
+    endpoints: AtomicUsize,
+}
+
+#[derive(Clone, Debug)]
+struct Registered {
+    region: Region,
+    /// Bindings of ports that are not closed.
+    bound: Arc<AtomicUsize>,
+}
+
+impl Hub {
+    fn registered(&self, what: &'static str, id: MemoryId) -> Result<Registered, TransportError> {
+        let memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        match memories.get(id.index as usize) {
+            Some(Some(registered)) if id.transport == self.id => Ok(registered.clone()),
+            _ => Err(TransportError::Unknown { what, index: id.index }),
+        }
+    }
+}
+
+/// The first word of all that a loopback exports: "portway\0", then a version.
+const MAGIC: u64 = u64::from_le_bytes(*b"portway\0");
+const VERSION: u64 = 1;
+
+/// What the peers exchange: magic, version and kind, transport, index, length.
+fn encode(kind: u64, transport: u64, index: u64, len_bytes: u64) -> Vec<u8> {
+    [MAGIC, VERSION << 8 | kind, transport, index, len_bytes].iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+fn decode(what: &'static str, kind: u64, transport: u64, bytes: &[u8]) -> Result<[u64; 2], TransportError> {
+    let refuse = |expected: String, seen: String| Err(TransportError::Malformed { what, expected, seen });
+    if bytes.len() != 40 {
+        return refuse("40 bytes".into(), format!("{} bytes", bytes.len()));
+    }
+    let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|b| bytes[8 * i + b]));
+    for (i, expected) in [MAGIC, VERSION << 8 | kind, transport].into_iter().enumerate() {
+        if word(i) != expected {
+            let name = ["magic", "version and kind", "transport"][i];
+            return refuse(format!("{name} {expected:#x}"), format!("{:#x}", word(i)));
+        }
+    }
+    Ok([word(3), word(4)])
+}
+
+const KIND_MEMORY: u64 = 1;
+const KIND_ENDPOINT: u64 = 2;
+
+impl Loopback {
+    /// A transport of its own.
+    ///
+    /// # Errors
+    /// [`TransportError::Malformed`] if the depth is 0.
+    pub fn new(config: Config) -> Result<Self, TransportError> {
+        if config.depth == 0 {
+            let (expected, seen) = ("at least 1".into(), "0".into());
+            return Err(TransportError::Malformed { what: "depth of a loopback port", expected, seen });
+        }
+        let id = std::hash::RandomState::new().build_hasher().finish();
+        Ok(Loopback {
+            hub: Arc::new(Hub { id, memories: Mutex::default(), endpoints: AtomicUsize::new(0) }),
+            config,
+        })
+    }
+
+    /// The same transport, whose new endpoints have these faults.
+    pub fn with_faults(&self, faults: Faults) -> Self {
+        Loopback { hub: self.hub.clone(), config: Config { faults, ..self.config } }
+    }
+}
+
+impl Transport for Loopback {
+    fn register(&self, region: &Region) -> Result<LocalMemory, TransportError> {
+        if !region.place().is_host() {
+            let (address, place) = (region.address(), region.place());
+            return Err(portway_fifo::Error::NotHostMemory { address, place }.into());
+        }
+        let mut memories = self.hub.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = memories.len() as u32;
+        memories.push(Some(Registered { region: region.clone(), bound: Arc::default() }));
+        Ok(LocalMemory { id: MemoryId { transport: self.hub.id, index }, region: region.clone() })
+    }
+
+    fn signal_word(&self) -> Result<LocalMemory, TransportError> {
+        self.register(&Heap.host_memory(8)?)
+    }
+
+    fn release(&self, memory: &LocalMemory) -> Result<(), TransportError> {
+        let registered = self.hub.registered("memory", memory.id)?;
+        let mut memories = self.hub.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        let ports = registered.bound.load(Ordering::Acquire);
+        if ports != 0 {
+            return Err(TransportError::Busy { address: registered.region.address(), ports });
+        }
+        memories[memory.id.index as usize] = None;
+        Ok(())
+    }
+
+    fn export(&self, memory: &LocalMemory) -> Result<Vec<u8>, TransportError> {
+        let registered = self.hub.registered("memory", memory.id)?;
+        Ok(encode(KIND_MEMORY, self.hub.id, u64::from(memory.id.index), registered.region.len_bytes()))
+    }
+
+    fn import(&self, bytes: &[u8]) -> Result<RemoteMemory, TransportError> {
+        let [index, len_bytes] = decode("memory export", KIND_MEMORY, self.hub.id, bytes)?;
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        let id = MemoryId { transport: self.hub.id, index };
+        let registered = self.hub.registered("imported memory", id)?;
+        if registered.region.len_bytes() != len_bytes {
+            return Err(TransportError::Malformed {
+                what: "memory export",
+                expected: format!("{} bytes", registered.region.len_bytes()),
+                seen: format!("{len_bytes} bytes"),
+            });
+        }
+        Ok(RemoteMemory { id, len_bytes })
+    }
+
+    fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError> {
+        let index = self.hub.endpoints.fetch_add(1, Ordering::Relaxed) as u64;
+        let bytes = encode(KIND_ENDPOINT, self.hub.id, index, 0);
+        Ok((Box::new(LoopbackEndpoint { transport: self.clone(), index }), bytes))
+    }
+}
+
+#[derive(Debug)]
+struct LoopbackEndpoint {
+    transport: Loopback,
+    index: u64,
+}
+
+impl Endpoint for LoopbackEndpoint {
+    fn connect(self: Box<Self>, peer: &[u8], _: Duration) -> Result<Box<dyn Port>, TransportError> {
+        let hub = &self.transport.hub;
+        let [index, _] = decode("endpoint", KIND_ENDPOINT, hub.id, peer)?;
+        let made = hub.endpoints.load(Ordering::Relaxed) as u64;
+        if index >= made || index == self.index {
+            let (expected, seen) = (format!("another one of {made} endpoints"), format!("endpoint {index}"));
+            return Err(TransportError::Malformed { what: "endpoint", expected, seen });
+        }
+        Ok(Box::new(LoopbackPort::new(&self.transport)))
+    }
+}
+
+/// A binding, with everything looked up.
+#[derive(Debug)]
+struct Bound {
+    source: Registered,
+    destination: Registered,
+    signal: Registered,
+    word: Words,
+}
+
+impl Bound {
+    fn memories(&self) -> [&Registered; 3] {
+        [&self.source, &self.destination, &self.signal]
+    }
+}
+
+/// An accepted op.
+#[derive(Debug)]
+struct Resting {
+    op: Op,
+    /// Polls until it may be carried out.
+    polls: u32,
+    /// Bytes of its put that have been moved.
+    moved_bytes: u64,
+}
+
+#[derive(Debug)]
+struct LoopbackPort {
+    hub: Arc<Hub>,
+    config: Config,
+    lanes: Vec<Bound>,
+    resting: VecDeque<Resting>,
+    complete: VecDeque<Completion>,
+    submits: u64,
+    accepted: u64,
+    lost: usize,
+    random: u64,
+    failed: Option<TransportError>,
+}
+
+impl LoopbackPort {
+    fn new(transport: &Loopback) -> Self {
+        let config = transport.config;
+        LoopbackPort {
+            hub: transport.hub.clone(),
+            config,
+            lanes: Vec::new(),
+            resting: VecDeque::with_capacity(config.depth),
+            complete: VecDeque::with_capacity(config.depth),
+            submits: 0,
+            accepted: 0,
+            lost: 0,
+            random: config.faults.reorder_seed.unwrap_or(0) | 1,
+            failed: None,
+        }
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        match &self.failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Carries out what may be, up to a limit of bytes.
+    fn work(&mut self) {
+        let mut budget = BYTES_A_CALL;
+        while budget > 0 {
+            let Some(index) = self.pick() else { return };
+            let Some(resting) = self.resting.get_mut(index) else { return };
+            let lane = &self.lanes[resting.op.lane.0 as usize];
+            budget = budget.saturating_sub(lane.advance(resting, budget).max(1));
+            if resting.op.put.is_some_and(|put| resting.moved_bytes < put.len_bytes) {
+                return;
+            }
+            if let Some(value) = resting.op.signal {
+                lane.word[0].store(value, Ordering::Release);
+            }
+            self.complete.push_back(Completion { lane: resting.op.lane, sequence: resting.op.sequence });
+            self.resting.remove(index);
+        }
+    }
+
+    /// The next op to carry out: the oldest, or, when reordering, the oldest of a lane drawn at random.
+    fn pick(&mut self) -> Option<usize> {
+        let ready = |resting: &Resting| resting.polls == 0;
+        if self.config.faults.reorder_seed.is_none() {
+            return self.resting.front().filter(|r| ready(r)).map(|_| 0);
+        }
+        // An op that has begun is finished first.
+        if let Some(index) = self.resting.iter().position(|r| r.moved_bytes > 0) {
+            return Some(index);
+        }
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let drawn = (self.random >> 33) as usize % self.resting.len().max(1);
+        let lane = self.resting.get(drawn)?.op.lane;
+        let oldest = self.resting.iter().position(|r| r.op.lane == lane)?;
+        ready(&self.resting[oldest]).then_some(oldest)
+    }
+}
+
+impl Bound {
+    /// Moves up to `limit` bytes of a put; returns how many.
+    fn advance(&self, resting: &mut Resting, limit: u64) -> u64 {
+        let Some(put) = resting.op.put else { return 0 };
+        let len_bytes = (put.len_bytes - resting.moved_bytes).min(limit);
+        let source = self.source.region.address() + put.source_offset_bytes + resting.moved_bytes;
+        let destination =
+            self.destination.region.address() + put.destination_offset_bytes + resting.moved_bytes;
+        // SAFETY: both regions are host memory (checked in `register`), kept alive by `self`, and accessed atomically
+        // only (contract of `Region::new`). `submit` found the put inside both.
+        unsafe { copy_bytes(source as *mut u8, destination as *mut u8, len_bytes as usize) };
+        resting.moved_bytes += len_bytes;
+        len_bytes
+    }
+
+    fn holds(&self, op: &Op) -> bool {
+        let inside = |region: &Region, offset: u64, len: u64| {
+            offset.checked_add(len).is_some_and(|end| end <= region.len_bytes())
+        };
+        op.put.is_none_or(|put| {
+            inside(&self.source.region, put.source_offset_bytes, put.len_bytes)
+                && inside(&self.destination.region, put.destination_offset_bytes, put.len_bytes)
+        })
+    }
+}
+
+impl Port for LoopbackPort {
+    fn bind(&mut self, binding: &Binding) -> Result<Lane, TransportError> {
+        self.check()?;
+        let source = self.hub.registered("source", binding.source)?;
+        let destination = self.hub.registered("destination", binding.destination)?;
+        let signal = self.hub.registered("signal word", binding.signal)?;
+        if source.region.overlaps(&destination.region) {
+            return Err(TransportError::Overlap {
+                source_address: source.region.address(),
+                destination_address: destination.region.address(),
+            });
+        }
+        let word = Words::new(signal.region.clone())?;
+        let bound = Bound { source, destination, signal, word };
+        for memory in bound.memories() {
+            memory.bound.fetch_add(1, Ordering::AcqRel);
+        }
+        self.lanes.push(bound);
+        Ok(Lane(self.lanes.len() as u32 - 1))
+    }
+
+    fn submit(&mut self, op: &Op) -> Result<Submit, TransportError> {
+        self.check()?;
+        self.submits += 1;
+        let faults = self.config.faults;
+        let refuse = faults.refuse_every != 0 && self.submits % faults.refuse_every == 0;
+        if refuse || self.resting.len() + self.complete.len() + self.lost >= self.config.depth {
+            return Ok(Submit::Full);
+        }
+        if !self.lanes.get(op.lane.0 as usize).is_some_and(|lane| lane.holds(op)) {
+            let what = "an op of a lane that is not bound, or outside its memory";
+            return Err(self.fail(TransportError::Contract { what, lane: op.lane.0, sequence: op.sequence }));
+        }
+        let number = self.accepted;
+        self.accepted += 1;
+        if faults.fail_at == Some(number) {
+            return Err(self.fail(TransportError::Remote {
+                peer: "the other end".into(),
+                operation: "put over loopback",
+                status: -1,
+                vendor: number as u32,
+            }));
+        }
+        if faults.lose_at == Some(number) {
+            self.lost += 1;
+            return Ok(Submit::Accepted);
+        }
+        self.resting.push_back(Resting { op: *op, polls: faults.delay_polls, moved_bytes: 0 });
+        Ok(Submit::Accepted)
+    }
+
+    fn kick(&mut self) -> Result<(), TransportError> {
+        self.check()?;
+        self.work();
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut [Completion]) -> Result<usize, TransportError> {
+        self.check()?;
+        if self.config.faults.delay_polls > 0 {
+            for resting in &mut self.resting {
+                resting.polls = resting.polls.saturating_sub(1);
+            }
+        }
+        self.work();
+        let count = completions.len().min(self.complete.len());
+        for (slot, completion) in completions.iter_mut().zip(self.complete.drain(..count)) {
+            *slot = completion;
+        }
+        Ok(count)
+    }
+
+    fn close(&mut self) -> Result<Close, TransportError> {
+        // Nothing moves outside a call, so a port without ops is quiet.
+        self.failed.get_or_insert(TransportError::Closed);
+        self.unbind();
+        Ok(Close::Quiesced)
+    }
+}
+
+impl LoopbackPort {
+    fn fail(&mut self, error: TransportError) -> TransportError {
+        self.failed = Some(error.clone());
+        error
+    }
+
+    fn unbind(&mut self) {
+        self.resting.clear();
+        for lane in self.lanes.drain(..) {
+            for memory in lane.memories() {
+                memory.bound.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+impl Drop for LoopbackPort {
+    fn drop(&mut self) {
+        self.unbind();
+    }
+}
