@@ -1,0 +1,179 @@
+//! [`Args`]: the command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::PossibleValuesParser;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+
+use crate::layer::{self, Layer};
+
+/// Measures portway layer by layer. What this machine lacks is waived, not failed.
+///
+/// Exit status: 0 if every check held, 1 if one failed or a measurement did not end, 2 for a wrong command line.
+#[derive(Parser, Debug, Clone)]
+#[command(name = "portway-bench", version)]
+pub struct Args {
+    /// The layer to measure, all of them if left out; or `list`
+    #[arg(value_name = "LAYER", value_parser = PossibleValuesParser::new(names()))]
+    layer: Option<String>,
+
+    /// Iterations of each measurement and run; each test has a default of its own
+    #[arg(short = 'n', value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    pub iterations: Option<u64>,
+
+    /// Iterations before those, not counted
+    #[arg(short = 'w', value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=1 << 40))]
+    pub warmup: u64,
+
+    /// Runs of the whole, configurations interleaved; rates are the median run
+    #[arg(short = 'N', value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub runs: u64,
+
+    /// Seconds that one measurement may take
+    #[arg(short = 'T', value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    deadline: u64,
+
+    /// Verify every payload, and corrupt one on purpose to see that it is found
+    #[arg(short = 'c', value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(..=1))]
+    check: u8,
+
+    /// Write the result to this file as JSON too
+    #[arg(short = 'J', value_name = "FILE")]
+    pub json: Option<PathBuf>,
+
+    /// Producer threads
+    #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub producers: Vec<u64>,
+
+    /// Slots of the ring
+    #[arg(long, value_name = "SLOTS,...", value_delimiter = ',', default_values_t = [64, 512, 2048], value_parser = ring_size)]
+    pub depth: Vec<u64>,
+
+    /// Triggers that a producer pushes in one call
+    #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 16], value_parser = clap::value_parser!(u64).range(1..))]
+    pub batch: Vec<u64>,
+
+    /// Triggers that the consumer takes at most before it publishes the tail
+    #[arg(long, value_name = "COUNT", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
+    pub drain: u64,
+}
+
+/// The flags that shape a layer; the others mean the same to each.
+const SHAPE: &[&str] = &["producers", "depth", "batch", "drain"];
+
+/// What the command line asks for.
+pub enum What {
+    List,
+    Layers(Vec<&'static Layer>),
+}
+
+impl Args {
+    /// Reads the command line; help, version and mistakes end the process.
+    pub fn from_command_line() -> Self {
+        Self::read(Args::command().get_matches()).unwrap_or_else(|error| error.exit())
+    }
+
+    fn read(matches: ArgMatches) -> Result<Self, clap::Error> {
+        let args = Args::from_arg_matches(&matches)?;
+        let refuse = |kind, text: String| Err(Args::command().error(kind, text));
+        let given = |id: &&&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        for flag in SHAPE.iter().filter(given) {
+            let read = match args.what() {
+                What::List => false,
+                What::Layers(layers) => layers.iter().any(|layer| layer.flags.contains(flag)),
+            };
+            if !read {
+                let name = args.layer.as_deref().unwrap_or("no layer");
+                return refuse(ErrorKind::ArgumentConflict, format!("`{name}` does not use --{flag}"));
+            }
+        }
+        if let (Some(batch), Some(depth)) = (args.batch.iter().max(), args.depth.iter().min()) {
+            if batch > depth {
+                let text = format!("--batch {batch} does not fit a ring of --depth {depth}");
+                return refuse(ErrorKind::ValueValidation, text);
+            }
+        }
+        Ok(args)
+    }
+
+    /// What to do.
+    pub fn what(&self) -> What {
+        match self.layer.as_deref() {
+            None => What::Layers(layer::ALL.iter().collect()),
+            // Every other name that the parser lets through is a layer's.
+            Some(name) => layer::by_name(name).map_or(What::List, |layer| What::Layers(vec![layer])),
+        }
+    }
+
+    /// How long one measurement may take.
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs(self.deadline)
+    }
+
+    /// Whether payloads are verified.
+    pub fn check(&self) -> bool {
+        self.check == 1
+    }
+}
+
+fn names() -> Vec<&'static str> {
+    layer::ALL.iter().map(|layer| layer.name).chain(["list"]).collect()
+}
+
+fn ring_size(text: &str) -> Result<u64, String> {
+    let range = portway_fifo::MIN_SLOTS..=portway_fifo::MAX_SLOTS;
+    match text.parse::<u64>() {
+        Ok(slots) if slots.is_power_of_two() && range.contains(&slots) => Ok(slots),
+        _ => Err(format!("must be a power of two from {} to {}", range.start(), range.end())),
+    }
+}
+
+/// The arguments that a command line stands for, for tests.
+#[cfg(test)]
+pub fn parse(line: &str) -> Result<Args, clap::Error> {
+    let words = ["portway-bench"].into_iter().chain(line.split_whitespace());
+    Args::read(Args::command().try_get_matches_from(words)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parser_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn no_layer_means_all_and_a_name_means_one() {
+        let names = |line: &str| match parse(line).unwrap().what() {
+            What::List => vec!["list"],
+            What::Layers(layers) => layers.iter().map(|layer| layer.name).collect(),
+        };
+        assert_eq!(names("").len(), layer::ALL.len());
+        assert_eq!(names("fifo"), ["fifo"]);
+        assert_eq!(names("list"), ["list"]);
+    }
+
+    #[test]
+    fn lists_are_read_and_bad_values_refused() {
+        let args = parse("fifo --depth 64,128 --producers 3 -n 10 -T 2 -c 0").unwrap();
+        assert_eq!((args.depth, args.producers, args.iterations), (vec![64, 128], vec![3], Some(10)));
+        for line in
+            ["fifo --depth 65", "fifo --depth 32", "fifo --batch 128", "fifo -n 0", "fifo -T 0", "nothing"]
+        {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_flag_that_nothing_reads_is_refused() {
+        assert!(parse("ib --depth 64").is_err());
+        assert!(parse("list --drain 1").is_err());
+        assert!(parse("--drain 1").is_ok());
+        assert!(parse("ib -n 5").is_ok());
+    }
+}

@@ -1,0 +1,63 @@
+//! The `fifo` layer: software producers against the consumer, beside a queue that the reader knows.
+
+mod latency;
+mod payload;
+mod queue;
+mod throughput;
+mod trial;
+
+use crate::args::Args;
+use crate::failure::Failure;
+use crate::layer::Layer;
+use crate::machine::Pinning;
+use crate::report::{Control, Report, TimeUnit};
+
+use payload::Corrupting;
+use throughput::Shape;
+
+/// See the module.
+pub const LAYER: Layer = Layer {
+    name: NAME,
+    measures: "the ring alone: software producers push, one thread drains",
+    needs: "nothing",
+    find: || Ok(run),
+    flags: &["producers", "depth", "batch", "drain"],
+    unit: TimeUnit::Nanoseconds,
+};
+
+const NAME: &str = "fifo";
+
+/// What the reference is called in rows.
+const REFERENCE: &str = "array-queue";
+
+fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
+    let pinning = Pinning::new(&report.machine);
+    let most = args.producers.iter().max().copied().unwrap_or(1);
+    report.note(NAME, pinning.describe(most as usize));
+    report.note(
+        NAME,
+        "ref = array-queue = crossbeam-queue's ArrayQueue: same payload, capacity, threads and check",
+    );
+    report.note(NAME, "ref pushes one at a time, for it has no batch; ratio = proc / ref, paired run by run");
+    report.results.extend(throughput::rows(args, &pinning)?);
+    report.note(NAME, "push-pop = push to pop in another thread, by ping-pong over two queues");
+    report.note(NAME, "push-sync = push to the return of sync, which is a round trip: half of it");
+    report.results.extend(latency::rows(args, &pinning)?);
+    if args.check() {
+        report.control(control(args, &pinning)?);
+    }
+    Ok(())
+}
+
+/// A run with one corrupted payload a producer, to see that the check finds it.
+fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
+    const COUNT: u64 = 1000;
+    let shape = Shape { producers: 2, slots: 64, batch: 1, drain: args.drain };
+    let plan = throughput::Plan { warmup: 0, iterations: COUNT, deadline: args.deadline(), check: true };
+    let name = "fifo, negative control";
+    let (senders, receiver) = queue::fifo(shape.slots, shape.producers, plan.deadline)
+        .map_err(|source| Failure::Fifo { measurement: name.into(), source })?;
+    let senders = senders.into_iter().map(|sender| Corrupting::new(sender, COUNT / 4));
+    let outcome = throughput::measure(name, senders.collect(), receiver, &shape, &plan, pinning)?;
+    Ok(Control { layer: NAME.into(), corrupted: shape.producers, found: outcome.wrong.unwrap_or(0) })
+}

@@ -1,0 +1,117 @@
+//! The machine: what it is called, which cores there are, and pinning threads to them.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+
+/// What a result has to say about where it was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    pub host: String,
+    pub cpu: String,
+    /// The cores that this process may use.
+    pub cores: Vec<usize>,
+    /// Runnable threads of the whole machine over the last minute, before the first measurement.
+    pub load: Option<f64>,
+}
+
+impl Machine {
+    pub fn look() -> Self {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));
+        let loadavg = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        Machine {
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            cpu: model.unwrap_or("unknown").trim().to_owned(),
+            cores: cores(),
+            load: loadavg.split_whitespace().next().and_then(|load| load.parse().ok()),
+        }
+    }
+}
+
+/// The cores that this process may use, by number.
+fn cores() -> Vec<usize> {
+    // A kernel with more cores than a `CpuSet` holds refuses; then nothing is pinned, and the header says so.
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+}
+
+/// Which thread runs on which core: the consumer on the first, with nobody else if there are two; producers share the
+/// others.
+#[derive(Clone, Debug)]
+pub struct Pinning {
+    cores: Vec<usize>,
+}
+
+impl Pinning {
+    /// Over the cores that this process may use.
+    pub fn new(machine: &Machine) -> Self {
+        Pinning { cores: machine.cores.clone() }
+    }
+
+    /// The consumer's core.
+    pub fn consumer(&self) -> Option<usize> {
+        self.cores.first().copied()
+    }
+
+    /// The core of the n-th producer.
+    pub fn producer(&self, n: usize) -> Option<usize> {
+        match self.cores.len() {
+            0 | 1 => self.consumer(),
+            len => Some(self.cores[1 + n % (len - 1)]),
+        }
+    }
+
+    /// In words, for up to `producers` producers.
+    pub fn describe(&self, producers: usize) -> String {
+        let Some(consumer) = self.consumer() else { return "threads are not pinned".into() };
+        let mut others: Vec<_> = (0..producers).filter_map(|n| self.producer(n)).collect();
+        others.sort_unstable();
+        others.dedup();
+        format!("consumer pinned to core {consumer}, producers to {}", join(&others))
+    }
+}
+
+/// Pins the calling thread. A refusal is no failure: the thread runs where the system puts it.
+pub fn pin(core: Option<usize>) {
+    if let Some(core) = core {
+        let mut set = CpuSet::new();
+        set.set(core);
+        if let Err(error) = sched_setaffinity(None, &set) {
+            eprintln!("portway-bench: a thread stays unpinned: core {core}: {error}");
+        }
+    }
+}
+
+/// Numbers with commas between them.
+pub fn join<T: ToString>(numbers: &[T]) -> String {
+    numbers.iter().map(T::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_consumer_shares_its_core_only_when_there_is_one() {
+        let on = |cores: &[usize]| {
+            let pinning = Pinning { cores: cores.to_vec() };
+            (pinning.consumer(), [0, 1, 2].map(|n| pinning.producer(n)))
+        };
+        assert_eq!(on(&[]), (None, [None; 3]));
+        assert_eq!(on(&[5]), (Some(5), [Some(5); 3]));
+        assert_eq!(on(&[0, 1]), (Some(0), [Some(1); 3]));
+        assert_eq!(on(&[2, 4, 6]), (Some(2), [Some(4), Some(6), Some(4)]));
+    }
+
+    #[test]
+    fn a_thread_is_where_it_was_pinned() {
+        for core in cores() {
+            std::thread::spawn(move || {
+                pin(Some(core));
+                assert_eq!(cores(), [core]);
+            })
+            .join()
+            .unwrap();
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! [`Report`]: the result of a run as data; with `-J` it is written as it stands here.
+//!
+//! Readers ignore keys that they do not know. [`SCHEMA`] rises when a key is removed or changes its meaning, and only
+//! then. Every number with a unit has it in its key; times are microseconds in every layer.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::args::Args;
+use crate::machine::Machine;
+use crate::stats::{Spread, Times};
+
+/// The version of the JSON format.
+pub const SCHEMA: u32 = 1;
+
+/// Everything that a run found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub schema: u32,
+    pub tool: String,
+    pub version: String,
+    pub start_unix_s: u64,
+    pub end_unix_s: u64,
+    pub argv: Vec<String>,
+    pub machine: Machine,
+    pub config: Config,
+    pub layers: Vec<LayerResult>,
+    pub notes: Vec<Note>,
+    pub results: Vec<Row>,
+    pub controls: Vec<Control>,
+    pub errors: Vec<String>,
+}
+
+/// What was asked for, with defaults filled in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// None if each test took its own.
+    pub iterations: Option<u64>,
+    pub warmup: u64,
+    pub runs: u64,
+    pub deadline_s: u64,
+    pub check: bool,
+}
+
+/// How a layer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    Ran,
+    /// The machine lacks something.
+    Waived,
+    Failed,
+}
+
+/// A layer, and why it has no rows if so.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerResult {
+    pub layer: String,
+    pub status: Status,
+    pub reason: Option<String>,
+}
+
+/// What a reader has to know about a layer's rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    pub layer: String,
+    pub text: String,
+}
+
+/// One configuration of one test.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    pub layer: String,
+    pub test: String,
+    /// What was measured, where a test has more than one subject.
+    pub subject: String,
+    /// The parameters in which the rows of a test differ.
+    pub shape: BTreeMap<String, u64>,
+    pub size_bytes: u64,
+    pub iterations: u64,
+    pub time_us: Option<Times>,
+    pub rate_mops: Option<Rate>,
+    pub bandwidth_gb_per_s: Option<f64>,
+    pub reference: Option<Reference>,
+    /// Payloads that were not what they had to be; None if nothing was verified.
+    pub wrong: Option<u64>,
+}
+
+/// Millions a second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// By the producers' clocks, from the first push to the end of the last.
+    pub push: Spread,
+    /// By the consumer's clock.
+    pub proc: Spread,
+}
+
+/// The same work done by something that the reader knows, in the same run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reference {
+    pub name: String,
+    pub proc_mops: Spread,
+    /// Ours divided by the reference's, each pair from one run: more than 1 is faster.
+    pub ratio: Spread,
+}
+
+/// A payload that was corrupted on purpose, to see that the check finds it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Control {
+    pub layer: String,
+    pub corrupted: u64,
+    pub found: u64,
+}
+
+impl Control {
+    pub fn held(&self) -> bool {
+        self.found == self.corrupted
+    }
+}
+
+/// The unit of times in a layer's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeUnit {
+    Nanoseconds,
+    Microseconds,
+}
+
+impl Report {
+    /// An empty report that says what was asked for, and where.
+    pub fn new(args: &Args) -> Self {
+        let now = unix_s();
+        Report {
+            schema: SCHEMA,
+            tool: env!("CARGO_PKG_NAME").into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            start_unix_s: now,
+            end_unix_s: now,
+            argv: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+            machine: Machine::look(),
+            config: Config {
+                iterations: args.iterations,
+                warmup: args.warmup,
+                runs: args.runs,
+                deadline_s: args.deadline().as_secs(),
+                check: args.check(),
+            },
+            layers: Vec::new(),
+            notes: Vec::new(),
+            results: Vec::new(),
+            controls: Vec::new(),
+            errors: Vec::new(),
+        }
+    }
+
+    /// Records how a layer ended.
+    pub fn layer_done(&mut self, layer: &str, status: Status, reason: Option<String>) {
+        if status == Status::Failed {
+            self.errors.extend(reason.clone());
+        }
+        self.layers.push(LayerResult { layer: layer.into(), status, reason });
+    }
+
+    /// Records what a reader has to know about a layer's rows.
+    pub fn note(&mut self, layer: &str, text: impl Into<String>) {
+        self.notes.push(Note { layer: layer.into(), text: text.into() });
+    }
+
+    /// Records a control, and an error if the check missed it.
+    pub fn control(&mut self, control: Control) {
+        if !control.held() {
+            let Control { layer, corrupted, found } = &control;
+            self.errors.push(format!("{layer}: {corrupted} corrupted on purpose, but {found} found wrong"));
+        }
+        self.controls.push(control);
+    }
+
+    /// Sets the end.
+    pub fn finish(&mut self) {
+        self.end_unix_s = unix_s();
+    }
+
+    /// Payloads that were not what they had to be, the controls' apart.
+    pub fn wrong(&self) -> u64 {
+        self.results.iter().filter_map(|row| row.wrong).sum()
+    }
+
+    /// 0 if every check held and every measurement ended, else 1. A waived layer is no failure.
+    pub fn exit_status(&self) -> u8 {
+        (self.wrong() != 0 || !self.errors.is_empty()).into()
+    }
+
+    pub fn write_json(&self, file: impl Write) -> io::Result<()> {
+        let mut file = io::BufWriter::new(file);
+        serde_json::to_writer_pretty(&mut file, self)?;
+        writeln!(file)?;
+        file.flush()
+    }
+}
+
+fn unix_s() -> u64 {
+    // A clock before 1970 is no reason to lose a measurement.
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args;
+    use serde_json::Value;
+
+    fn spread(median: f64) -> Spread {
+        Spread { min: median / 2.0, median, max: median * 2.0 }
+    }
+
+    fn full() -> Report {
+        let mut report = Report::new(&args::parse("fifo -n 10").unwrap());
+        report.results.push(Row {
+            layer: "fifo".into(),
+            test: "throughput".into(),
+            subject: "fifo".into(),
+            shape: BTreeMap::from([("producers".into(), 2)]),
+            size_bytes: 16,
+            iterations: 10,
+            time_us: Times::of(&mut [0.5, 1.5]),
+            rate_mops: Some(Rate { push: spread(8.0), proc: spread(7.0) }),
+            bandwidth_gb_per_s: Some(0.112),
+            reference: Some(Reference {
+                name: "array-queue".into(),
+                proc_mops: spread(3.5),
+                ratio: spread(2.0),
+            }),
+            wrong: Some(0),
+        });
+        report.layer_done("fifo", Status::Ran, None);
+        report.layer_done("ib", Status::Waived, Some("no device".into()));
+        report.control(Control { layer: "fifo".into(), corrupted: 1, found: 1 });
+        report.finish();
+        report
+    }
+
+    #[test]
+    fn json_comes_back_as_it_went() {
+        let report = full();
+        let mut text = Vec::new();
+        report.write_json(&mut text).unwrap();
+        assert_eq!(serde_json::from_slice::<Report>(&text).unwrap(), report);
+    }
+
+    #[test]
+    fn json_has_the_keys_and_types_of_schema_1() {
+        let mut text = Vec::new();
+        full().write_json(&mut text).unwrap();
+        let json: Value = serde_json::from_slice(&text).unwrap();
+        for (path, is) in [
+            ("/schema", Value::is_u64 as fn(&Value) -> bool),
+            ("/tool", Value::is_string),
+            ("/version", Value::is_string),
+            ("/start_unix_s", Value::is_u64),
+            ("/end_unix_s", Value::is_u64),
+            ("/argv/0", Value::is_string),
+            ("/machine/host", Value::is_string),
+            ("/machine/cores", Value::is_array),
+            ("/config/iterations", Value::is_u64),
+            ("/config/warmup", Value::is_u64),
+            ("/config/runs", Value::is_u64),
+            ("/config/deadline_s", Value::is_u64),
+            ("/config/check", Value::is_boolean),
+            ("/layers/1/layer", Value::is_string),
+            ("/layers/1/reason", Value::is_string),
+            ("/results/0/shape/producers", Value::is_u64),
+            ("/results/0/size_bytes", Value::is_u64),
+            ("/results/0/iterations", Value::is_u64),
+            ("/results/0/time_us/min", Value::is_f64),
+            ("/results/0/time_us/p50", Value::is_f64),
+            ("/results/0/time_us/avg", Value::is_f64),
+            ("/results/0/time_us/p99", Value::is_null),
+            ("/results/0/time_us/p999", Value::is_null),
+            ("/results/0/time_us/max", Value::is_f64),
+            ("/results/0/time_us/stdev", Value::is_f64),
+            ("/results/0/rate_mops/push/median", Value::is_f64),
+            ("/results/0/rate_mops/proc/median", Value::is_f64),
+            ("/results/0/bandwidth_gb_per_s", Value::is_f64),
+            ("/results/0/reference/name", Value::is_string),
+            ("/results/0/reference/proc_mops/median", Value::is_f64),
+            ("/results/0/reference/ratio/median", Value::is_f64),
+            ("/results/0/wrong", Value::is_u64),
+            ("/controls/0/found", Value::is_u64),
+            ("/errors", Value::is_array),
+        ] {
+            let value = json.pointer(path).unwrap_or_else(|| panic!("no {path}"));
+            assert!(is(value), "{path} is {value}");
+        }
+        assert_eq!(json["schema"], SCHEMA);
+        assert_eq!(json["layers"][1]["status"], "waived");
+    }
+
+    #[test]
+    fn readers_ignore_what_they_do_not_know() {
+        let report = full();
+        let mut json = serde_json::to_value(&report).unwrap();
+        json["later"] = Value::from(1);
+        json["results"][0]["later"] = Value::from("x");
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    }
+
+    #[test]
+    fn exit_status_is_0_only_if_all_held() {
+        assert_eq!(full().exit_status(), 0);
+        let mut wrong = full();
+        wrong.results[0].wrong = Some(1);
+        assert_eq!(wrong.exit_status(), 1);
+        let mut failed = full();
+        failed.layer_done("put", Status::Failed, Some("no end".into()));
+        assert_eq!(failed.exit_status(), 1);
+        for found in [0, 2] {
+            let mut blind = full();
+            blind.control(Control { layer: "put".into(), corrupted: 1, found });
+            assert_eq!(blind.exit_status(), 1, "{found} found");
+        }
+    }
+
+    #[test]
+    fn a_waived_layer_is_no_failure() {
+        let mut report = Report::new(&args::parse("ib").unwrap());
+        report.layer_done("ib", Status::Waived, Some("no device".into()));
+        assert_eq!(report.exit_status(), 0);
+    }
+}
