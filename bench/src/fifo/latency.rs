@@ -142,10 +142,12 @@ impl Round<'_> {
     fn time(&self, mut round_trip: impl FnMut(u64) -> Result<(), Failure>) -> Result<Vec<f64>, Failure> {
         let mut samples = Vec::with_capacity(self.timed as usize);
         (0..self.warmup).try_for_each(&mut round_trip)?;
+        let mut wait = self.trial.wait("round trips", self.warmup + self.timed);
         for n in self.warmup..self.warmup + self.timed {
             let start = Instant::now();
             round_trip(n)?;
             samples.push(start.elapsed().as_nanos() as f64 / 1e3 / 2.0);
+            wait.step(n)?;
         }
         Ok(samples)
     }

@@ -202,7 +202,10 @@ fn consume(
                     std::hint::spin_loop();
                     wait.look(taken)?;
                 }
-                some => taken += some,
+                some => {
+                    taken += some;
+                    wait.step(taken)?;
+                }
             }
         }
         Ok(())

@@ -6,8 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 
-/// How many times a waiting thread looks before it reads the clock.
+/// How many times a thread looks in vain before it reads the clock and yields its core.
 const LOOKS: u32 = 256;
+
+/// How many steps a busy thread takes before it reads the clock.
+const STEPS: u32 = 4096;
 
 /// One measurement: its deadline, its start, and the first failure of any of its threads, which ends the others.
 pub struct Trial {
@@ -56,7 +59,7 @@ impl Trial {
 
     /// A wait for `what` to reach `expected`, that ends with the trial.
     pub fn wait(&self, what: &'static str, expected: u64) -> Wait<'_> {
-        Wait { trial: self, what, expected, looks: 0 }
+        Wait { trial: self, what, expected, looks: 0, steps: 0 }
     }
 
     /// Runs a thread's part of the trial. The first failure is kept and ends the other threads.
@@ -85,19 +88,31 @@ pub struct Wait<'a> {
     what: &'static str,
     expected: u64,
     looks: u32,
+    steps: u32,
 }
 
 impl Wait<'_> {
-    /// Called on each look in vain, with what was seen. Now and then it yields the core, and fails if the trial is
-    /// over.
+    /// Called on each look in vain, with what was seen: fails if the trial is over.
     #[inline]
     pub fn look(&mut self, seen: u64) -> Result<(), Failure> {
-        self.looks += 1;
-        if self.looks % LOOKS == 0 { self.slow(seen) } else { Ok(()) }
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks % LOOKS == 0 {
+            self.over(seen)?;
+            // Whoever is waited for may need this core.
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Called on each step that brought something: the trial may be over before there is all.
+    #[inline]
+    pub fn step(&mut self, seen: u64) -> Result<(), Failure> {
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps % STEPS == 0 { self.over(seen) } else { Ok(()) }
     }
 
     #[cold]
-    fn slow(&self, seen: u64) -> Result<(), Failure> {
+    fn over(&self, seen: u64) -> Result<(), Failure> {
         let Trial { name, began, deadline, ended, .. } = self.trial;
         if ended.load(Ordering::Acquire) {
             return Err(Failure::Ended { measurement: name.clone() });
@@ -111,7 +126,6 @@ impl Wait<'_> {
                 after: *deadline,
             });
         }
-        std::thread::yield_now();
         Ok(())
     }
 }
@@ -126,6 +140,14 @@ mod tests {
         // One of two threads: the other never comes.
         let failure = trial.start().unwrap_err().to_string();
         assert_eq!(failure, "a test: waited 20ms for its threads to start: expected 2, saw 1");
+    }
+
+    #[test]
+    fn a_busy_thread_ends_at_the_deadline_too() {
+        let trial = Trial::new("a test", 1, Duration::from_millis(20));
+        let mut wait = trial.wait("more than there is time for", u64::MAX);
+        let failure = (0..u64::MAX).find_map(|n| wait.step(n).err()).unwrap().to_string();
+        assert!(failure.contains("waited 20ms for more than there is time for"), "{failure}");
     }
 
     #[test]

@@ -1,0 +1,89 @@
+//! The program as a user calls it: what it prints, what it writes, how it exits.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_portway-bench")).args(line.split_whitespace()).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// A file name of this test's own in the folder that cargo keeps for tests.
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// The smallest run with everything in it.
+const SMALL: &str = "fifo -n 300 -w 20 -N 2 -T 30 --producers 1,2 --depth 64 --batch 1,16";
+
+#[test]
+fn a_run_that_holds_exits_0_and_says_so_in_text_and_json() {
+    let path = file("holds.json");
+    let output = bench(&format!("{SMALL} -J {}", path.display()));
+    let printed = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    assert!(printed.contains("# wrong: 0 OK"), "{printed}");
+    assert!(printed.contains("1 found wrong OK"), "the negative control: {printed}");
+
+    let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let rows = json["results"].as_array().unwrap();
+    let data = printed.lines().filter(|line| !line.starts_with('#')).count();
+    // Two numbers of producers and two batches; three latencies.
+    assert_eq!((rows.len(), data), (4 + 3, 4 + 3), "{printed}");
+    assert!(rows.iter().all(|row| row["wrong"] == 0), "{json}");
+    assert_eq!(json["layers"][0]["status"], "ran");
+    assert_eq!(json["controls"][0]["found"], 1);
+    for row in rows.iter().filter(|row| row["test"] == "throughput") {
+        assert!(row["rate_mops"]["proc"]["median"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["reference"]["ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn without_the_check_nothing_is_called_right() {
+    let path = file("unchecked.json");
+    let output = bench(&format!("{SMALL} -c 0 -J {}", path.display()));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert!(json["results"].as_array().unwrap().iter().all(|row| row["wrong"].is_null()), "{json}");
+    assert_eq!(json["controls"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn waived_layers_exit_0_and_say_why() {
+    for layer in ["ib", "ipc", "clique"] {
+        let output = bench(layer);
+        let printed = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{printed}");
+        assert!(printed.contains(&format!("# {layer}: waived: ")), "{printed}");
+        assert!(bench("list").status.success() && text(&bench("list")).contains(layer));
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_named() {
+    for (line, code, named) in [
+        ("fifo --depth 65", 2, "65"),
+        ("nothing", 2, "nothing"),
+        ("ib --drain 4", 2, "--drain"),
+        ("ib -J /nonexistent/folder/file", 1, "/nonexistent/folder/file"),
+    ] {
+        let output = bench(line);
+        assert_eq!(output.status.code(), Some(code), "{line}: {}", text(&output));
+        assert!(text(&output).contains(named), "{line}: {}", text(&output));
+    }
+}
+
+#[test]
+fn a_measurement_that_cannot_end_fails_by_name_at_its_deadline() {
+    // More triggers than a second suffices for.
+    let output = bench("fifo -n 4000000000 -N 1 -T 1 --producers 1 --depth 64 --batch 1");
+    let printed = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("fifo: FAILED: ") && printed.contains("waited 1s for "), "{printed}");
+}
