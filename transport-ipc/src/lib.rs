@@ -1,1 +1,1 @@
-//! tbd
+#![doc = include_str!("../README.md")]
