@@ -1,7 +1,8 @@
 //! [`PortChannel`]: a channel's memory, its handle for kernels, and its end.
 
+use core::sync::atomic::Ordering;
 use core::time::Duration;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use portway_fifo::layout::{LINE_BYTES, watch};
@@ -62,22 +63,54 @@ mod device {
 pub(crate) struct Slab {
     host: Region,
     device: Region,
+    /// Lines that no channel has.
+    free: Mutex<Vec<u32>>,
+    channels: usize,
+}
+
+/// The memory of one channel. It goes back to its slab when the last share in it is dropped.
+#[derive(Debug)]
+pub(crate) struct Line {
+    words: Words,
+    device: Region,
+    slab: Arc<Slab>,
+    index: u32,
 }
 
 impl Slab {
-    pub(crate) fn new(platform: &dyn Platform, channels: usize) -> Result<Self, Error> {
-        let channels = channels as u64;
-        Ok(Slab {
-            host: platform.host_memory(channels * LINE_BYTES)?,
-            device: platform.device_memory(channels * device::LEN_BYTES)?,
-        })
+    pub(crate) fn new(platform: &dyn Platform, channels: usize) -> Result<Arc<Self>, Error> {
+        let len = channels as u64;
+        Ok(Arc::new(Slab {
+            host: platform.host_memory(len * LINE_BYTES)?,
+            device: platform.device_memory(len * device::LEN_BYTES)?,
+            free: Mutex::new((0..channels as u32).rev().collect()),
+            channels,
+        }))
     }
 
-    fn line(&self, index: usize) -> Result<(Words, Region), Error> {
-        let index = index as u64;
-        let host = self.host.slice(index * LINE_BYTES, LINE_BYTES)?;
-        let device = self.device.slice(index * device::LEN_BYTES, device::LEN_BYTES)?;
-        Ok((Words::new(host)?, device))
+    /// Takes a line and sets its words for a channel whose triggers come at `start` or later. Writes device memory, so
+    /// it may block in a driver and is not for the engine's thread.
+    pub(crate) fn line(self: &Arc<Self>, start: Position) -> Result<Line, Error> {
+        let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(index) = index else {
+            return Err(Error::Limit { what: "channels", limit: self.channels });
+        };
+        let at = u64::from(index);
+        let host = self.host.slice(at * LINE_BYTES, LINE_BYTES)?;
+        let device = self.device.slice(at * device::LEN_BYTES, device::LEN_BYTES)?;
+        let line = Line { words: Words::new(host)?, device, slab: self.clone(), index };
+        let mut copy = [0u64; device::LEN_BYTES as usize / 8];
+        copy[device::FRONTIER_WATCH + watch::SEEN] = start.0;
+        line.device.write(0, bytemuck::cast_slice(&copy))?;
+        line.words[host::FRONTIER].store(start.0, Ordering::Relaxed);
+        line.words[host::ERROR].store(0, Ordering::Relaxed);
+        Ok(line)
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.slab.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
     }
 }
 
@@ -88,16 +121,15 @@ pub(crate) struct Shared {
     pub(crate) fifo: Fifo,
     pub(crate) source_len_bytes: u64,
     pub(crate) destination_len_bytes: u64,
-    pub(crate) words: Words,
-    pub(crate) device: Region,
     pub(crate) inbound: Region,
+    pub(crate) line: Line,
     error: OnceLock<ChannelError>,
 }
 
 impl Shared {
     #[inline]
     pub(crate) fn set_frontier(&self, frontier: Position) {
-        self.words[host::FRONTIER].store(frontier.0, core::sync::atomic::Ordering::Release);
+        self.line.words[host::FRONTIER].store(frontier.0, Ordering::Release);
     }
 
     /// Ends the channel for everyone who waits or will wait, if it has not ended. The typed error is there before the
@@ -105,7 +137,7 @@ impl Shared {
     pub(crate) fn end(&self, error: ChannelError) {
         let code = error.code();
         if self.error.set(error).is_ok() {
-            self.words[host::ERROR].store(code, core::sync::atomic::Ordering::Release);
+            self.line.words[host::ERROR].store(code, Ordering::Release);
         }
     }
 
@@ -114,11 +146,11 @@ impl Shared {
     }
 
     fn address(&self, word: usize) -> u64 {
-        self.words.region().address() + word as u64 * 8
+        self.line.words.region().address() + word as u64 * 8
     }
 
     fn device_address(&self, word: usize) -> u64 {
-        self.device.address() + word as u64 * 8
+        self.line.device.address() + word as u64 * 8
     }
 }
 
@@ -132,26 +164,12 @@ pub struct PortChannel {
 }
 
 impl PortChannel {
-    /// Lays out channel `index` of `slab`, with its first trigger at `start` or later.
-    pub(crate) fn new(
-        slab: &Slab,
-        index: usize,
-        number: u16,
-        fifo: Fifo,
-        lens: (u64, u64),
-        inbound: Region,
-        start: Position,
-    ) -> Result<Self, Error> {
-        let (words, device) = slab.line(index)?;
+    pub(crate) fn new(line: Line, number: u16, fifo: Fifo, lens: (u64, u64), inbound: Region) -> Self {
         let (source_len_bytes, destination_len_bytes) = lens;
-        let mut copy = [0u64; device::LEN_BYTES as usize / 8];
-        copy[device::FRONTIER_WATCH + watch::SEEN] = start.0;
-        device.write(0, bytemuck::cast_slice(&copy))?;
         let error = OnceLock::new();
         let shared =
-            Shared { number, fifo, source_len_bytes, destination_len_bytes, words, device, inbound, error };
-        shared.set_frontier(start);
-        Ok(PortChannel { shared: Arc::new(shared) })
+            Shared { number, fifo, source_len_bytes, destination_len_bytes, inbound, line, error };
+        PortChannel { shared: Arc::new(shared) }
     }
 
     /// The channel's number in its FIFO.
@@ -166,7 +184,7 @@ impl PortChannel {
 
     /// The position below which all its triggers are complete. A snapshot.
     pub fn frontier(&self) -> Position {
-        Position(self.shared.words[host::FRONTIER].load(core::sync::atomic::Ordering::Acquire))
+        Position(self.shared.line.words[host::FRONTIER].load(Ordering::Acquire))
     }
 
     /// How long a device call waits unless it is told otherwise: the FIFO's timeout.
@@ -210,16 +228,17 @@ impl PortChannel {
     /// The two watches of the software end: frontier and signal; and the word that counts the signals waited for.
     pub(crate) fn watches(&self) -> Result<(portway_fifo::Watch, portway_fifo::Watch, Words), Error> {
         let shared = &self.shared;
-        let stop = || (shared.words.clone(), host::ERROR);
-        let copy = Words::new(shared.device.clone())?;
+        let line = &shared.line;
+        let stop = || (line.words.clone(), host::ERROR);
+        let copy = Words::new(line.device.clone())?;
         let frontier = portway_fifo::Watch::new(
-            (shared.words.clone(), host::FRONTIER),
+            (line.words.clone(), host::FRONTIER),
             stop(),
             (copy.clone(), device::FRONTIER_WATCH),
         )?;
         let inbound = Words::new(shared.inbound.clone())?;
         let signal = portway_fifo::Watch::new((inbound, 0), stop(), (copy, device::SIGNAL_WATCH))?;
-        let expected = shared.device.slice(device::EXPECTED as u64 * 8, 8)?;
+        let expected = line.device.slice(device::EXPECTED as u64 * 8, 8)?;
         Ok((frontier, signal, Words::new(expected)?))
     }
 }

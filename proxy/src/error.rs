@@ -10,7 +10,7 @@ use crate::request::{Request, RequestFault};
 /// What a call on the host returns.
 ///
 /// By who is at fault:
-/// - **the caller**: `Config`, `Foreign`, `Limit`, `Region`, `Request`, some of `Fifo`;
+/// - **the caller**: `Config`, `Foreign`, `InUse`, `Limit`, `Region`, `Request`, some of `Fifo`;
 /// - **the peer, the device or the system**: `Channel`, `Fifo`, `Transport`, `Thread`;
 /// - **us**, or whoever blocks the engine's thread: `Unresponsive`.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -40,6 +40,16 @@ pub enum Error {
         /// Its index in the engine that it belongs to.
         index: usize,
     },
+    /// What only one may have at a time.
+    #[error("{what} {index} is in use by {by}")]
+    InUse {
+        /// What it is.
+        what: &'static str,
+        /// Its index in the engine, or, for a memory, in its transport.
+        index: usize,
+        /// Who has it.
+        by: String,
+    },
     /// The engine has no room for more.
     #[error("the engine already has its {limit} {what}")]
     Limit {
@@ -66,7 +76,7 @@ pub enum Error {
         /// What is wrong with it.
         fault: RequestFault,
     },
-    /// A thread could not be made or placed.
+    /// A thread could not be made or placed, or it has ended.
     #[error("{what}: {message}")]
     Thread {
         /// What was tried.
@@ -77,7 +87,8 @@ pub enum Error {
     /// The transport's error.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// The engine's thread did not answer: it is stuck in a port, or gone.
+    /// The engine's thread did not answer: it is stuck in a port. A call that it had not begun is withdrawn; one that it
+    /// had may still take effect.
     #[error("the engine's thread did not answer within {after:?}")]
     Unresponsive {
         /// How long the call waited.
@@ -160,7 +171,7 @@ impl ChannelError {
 /// - **the caller**: `Busy`, `Closed`, `Memory`, `Overlap`, `Unknown`;
 /// - **the peer**: `Malformed`, `Timeout`, `Remote`;
 /// - **the device or the system**: `Device`;
-/// - **the transport itself**: `Contract`, `Panicked`.
+/// - **the transport itself**: `Contract`, `Overreported`, `Panicked`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
@@ -218,9 +229,19 @@ pub enum TransportError {
         /// Where the destination begins.
         destination_address: u64,
     },
+    /// The port reported more completions than it was given room for.
+    #[error("the port reported {count} completions into room for {room}")]
+    Overreported {
+        /// How many it reported.
+        count: usize,
+        /// How many it was given room for.
+        room: usize,
+    },
     /// The port panicked; it is called again only to close it.
-    #[error("the port panicked: {message}")]
+    #[error("{what} panicked: {message}")]
     Panicked {
+        /// Who: the port, or, by our mistake, the engine.
+        what: &'static str,
         /// What it said.
         message: String,
     },

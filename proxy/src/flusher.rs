@@ -3,14 +3,15 @@
 use core::fmt::Debug;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use portway_fifo::{Fifo, Position};
 
 use crate::error::{Error, TransportError};
-use crate::runner::{Idle, spawn};
 use crate::stats::FlusherStats;
+use crate::thread::{Idle, Worker};
 
 /// A stream that writes a 64-bit value to device memory, in order.
 ///
@@ -25,6 +26,7 @@ struct Shared {
     stop: AtomicBool,
     writes: AtomicU64,
     failures: AtomicU64,
+    panicked: AtomicBool,
     /// When the call under way began, in nanoseconds since the start, plus one; 0 between calls.
     entered_ns: AtomicU64,
 }
@@ -36,18 +38,18 @@ struct Shared {
 pub(crate) struct Flusher {
     shared: Arc<Shared>,
     start: Instant,
-    thread: std::thread::JoinHandle<()>,
+    worker: Option<Worker>,
 }
 
 impl Flusher {
     pub(crate) fn start(fifos: Vec<Fifo>, stream: Box<dyn FlushStream>, idle: Idle) -> Result<Self, Error> {
         let shared = Arc::new(Shared::default());
         let start = Instant::now();
-        let thread = {
+        let worker = {
             let shared = shared.clone();
-            spawn("portway-flusher", move || flush(&fifos, stream, &shared, start, idle))?
+            Worker::spawn("portway-flusher", move || flush(&fifos, stream, &shared, start, idle))?
         };
-        Ok(Flusher { shared, start, thread })
+        Ok(Flusher { shared, start, worker: Some(worker) })
     }
 
     pub(crate) fn stats(&self) -> FlusherStats {
@@ -59,6 +61,7 @@ impl Flusher {
         FlusherStats {
             writes: self.shared.writes.load(Ordering::Relaxed),
             failures: self.shared.failures.load(Ordering::Relaxed),
+            panicked: self.shared.panicked.load(Ordering::Relaxed),
             blocked_for,
         }
     }
@@ -66,24 +69,26 @@ impl Flusher {
     /// Tells the thread to end.
     pub(crate) fn stop(&self) {
         self.shared.stop.store(true, Ordering::Release);
+        if let Some(worker) = &self.worker {
+            worker.wake();
+        }
     }
 
     /// Joins the thread if it ends by `deadline`. Otherwise it is left to itself, with its stream and its share of the
     /// memory that it writes to; then this is false.
-    pub(crate) fn join(self, deadline: Instant) -> bool {
-        while !self.thread.is_finished() {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        // A panic of the stream has ended the thread; there is nothing to add to that.
-        let _ = self.thread.join();
-        true
+    pub(crate) fn join_by(mut self, deadline: Instant) -> bool {
+        self.worker.take().is_none_or(|worker| worker.join_by(deadline))
     }
 }
 
-fn flush(fifos: &[Fifo], mut stream: Box<dyn FlushStream>, shared: &Shared, start: Instant, mut idle: Idle) {
+impl Drop for Flusher {
+    /// Tells the thread to end, and does not wait for it.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn flush(fifos: &[Fifo], mut stream: Box<dyn FlushStream>, shared: &Shared, start: Instant, idle: Idle) {
     let mut flushed: Vec<Option<Position>> = vec![None; fifos.len()];
     while !shared.stop.load(Ordering::Acquire) {
         let mut wrote = false;
@@ -93,8 +98,13 @@ fn flush(fifos: &[Fifo], mut stream: Box<dyn FlushStream>, shared: &Shared, star
                 continue;
             }
             shared.entered_ns.store(start.elapsed().as_nanos() as u64 + 1, Ordering::Release);
-            let result = stream.write(fifo.handle().flushed, tail.0);
+            let write = AssertUnwindSafe(|| stream.write(fifo.handle().flushed, tail.0));
+            let result = catch_unwind(write);
             shared.entered_ns.store(0, Ordering::Release);
+            let Ok(result) = result else {
+                shared.panicked.store(true, Ordering::Relaxed);
+                return;
+            };
             // A write that failed is not tried again; the next tail is.
             *flushed = Some(tail);
             let count = if result.is_ok() { &shared.writes } else { &shared.failures };

@@ -12,6 +12,7 @@ mod producer;
 mod request;
 mod runner;
 mod stats;
+mod thread;
 pub mod transport;
 mod window;
 
@@ -22,6 +23,7 @@ pub use flusher::FlushStream;
 pub use loopback::Loopback;
 pub use producer::{ChannelProducer, MAX_PUT_BYTES};
 pub use request::{MAX_CHANNELS, MAX_REGION_BYTES, MAX_SIZE, OpSet, Request, RequestFault};
-pub use runner::{Idle, Proxy, Report, RunConfig, STOP_GRACE, Stop};
+pub use runner::{Proxy, Report, RunConfig, STOP_GRACE, Stop};
 pub use stats::{FlusherStats, Stats};
+pub use thread::Idle;
 pub use transport::{Endpoint, Port, Transport};

@@ -71,14 +71,19 @@ impl Request {
     /// # Errors
     /// [`Error::Request`] if a field does not fit its bits or the op is empty.
     pub fn encode(self) -> Result<Trigger, Error> {
-        let fits = self.op.0 != 0
-            && self.op.0 < 8
-            && (self.channel as usize) < MAX_CHANNELS
-            && self.size <= MAX_SIZE
-            && self.source_offset_bytes < MAX_REGION_BYTES
-            && self.destination_offset_bytes < MAX_REGION_BYTES;
-        if !fits {
-            return Err(Error::Request { request: self, fault: RequestFault::Field });
+        if self.op.0 == 0 {
+            return Err(Error::Request { request: self, fault: RequestFault::UndefinedOp });
+        }
+        let fields = [
+            ("channel", u64::from(self.channel), MAX_CHANNELS as u64 - 1),
+            ("size", u64::from(self.size), u64::from(MAX_SIZE)),
+            ("source offset", self.source_offset_bytes, MAX_REGION_BYTES - 1),
+            ("destination offset", self.destination_offset_bytes, MAX_REGION_BYTES - 1),
+        ];
+        for (what, value, limit) in fields {
+            if value > limit {
+                return Err(Error::Request { request: self, fault: RequestFault::Field { what, value, limit } });
+            }
         }
         let size = u64::from(self.size);
         let first = self.source_offset_bytes | (size & ((1 << SIZE_LOW_BITS) - 1)) << OFFSET_BITS;
@@ -136,8 +141,15 @@ impl Request {
 #[non_exhaustive]
 pub enum RequestFault {
     /// A field does not fit its bits in the trigger.
-    #[error("a field does not fit its bits")]
-    Field,
+    #[error("its {what} of {value} does not fit the trigger, which holds up to {limit}")]
+    Field {
+        /// Which field.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// The largest that fits.
+        limit: u64,
+    },
     /// None of put, signal and flush.
     #[error("its op is empty")]
     UndefinedOp,

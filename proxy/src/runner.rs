@@ -2,8 +2,9 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::channel::PortChannel;
@@ -11,30 +12,8 @@ use crate::engine::{self, ChannelConfig, Engine, FifoId, PortId};
 use crate::error::Error;
 use crate::flusher::{FlushStream, Flusher};
 use crate::stats::Stats;
+use crate::thread::{Idle, Worker, bind_to};
 use crate::transport::Port;
-
-/// What a thread does between two looks that found nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Idle {
-    /// Looks again at once: the lowest latency, for a processor of its own.
-    #[default]
-    Spin,
-    /// Lets other threads run first.
-    Yield,
-    /// Sleeps. Adds up to this long to every latency.
-    Sleep(Duration),
-}
-
-impl Idle {
-    pub(crate) fn wait(&mut self) {
-        match self {
-            Idle::Spin => core::hint::spin_loop(),
-            Idle::Yield => std::thread::yield_now(),
-            Idle::Sleep(time) => std::thread::sleep(*time),
-        }
-    }
-}
 
 /// How to run an engine. `RunConfig { idle: Idle::Yield, ..RunConfig::default() }`.
 #[derive(Debug)]
@@ -97,15 +76,47 @@ struct Shared {
     /// Set with a call or a stop request, so that the thread takes the locks below only then.
     attention: AtomicBool,
     calls: Mutex<Calls>,
-    stop: Mutex<Option<Stop>>,
+    /// Until when to drain, once there is a stop request.
+    stop: Mutex<Option<Instant>>,
 }
 
+/// Calls that wait for the engine's thread.
 #[derive(Default)]
-struct Calls(Vec<Call>);
+struct Calls {
+    queue: VecDeque<(u64, Call)>,
+    next: u64,
+    /// The thread has ended.
+    closed: bool,
+}
 
 impl core::fmt::Debug for Calls {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} calls", self.0.len())
+        write!(f, "{} calls", self.queue.len())
+    }
+}
+
+impl Shared {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.stop.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Dropped by the engine's thread when it ends, by a panic too: no call waits for it any more.
+struct Gone(Arc<Shared>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        let queue = {
+            let mut calls = self.0.calls();
+            calls.closed = true;
+            core::mem::take(&mut calls.queue)
+        };
+        // Whoever waits for one of these learns that it will not come.
+        drop(queue);
     }
 }
 
@@ -123,8 +134,8 @@ struct Exit {
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
-    exit: Receiver<Exit>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    exit: Mutex<Receiver<Exit>>,
+    worker: Option<Worker>,
     flusher: Option<Flusher>,
 }
 
@@ -132,9 +143,11 @@ impl Proxy {
     /// Starts a thread that steps the engine.
     ///
     /// # Errors
-    /// [`Error::Thread`] if a thread cannot be made, or not be bound to the processors.
+    /// [`Error::Config`] for an [`Idle`] that sleeps too long; [`Error::Thread`] if a thread cannot be made, or not be
+    /// bound to the processors. The engine is dropped then.
     pub fn start(engine: Engine, config: RunConfig) -> Result<Self, Error> {
         let RunConfig { cpus, idle, flush_stream } = config;
+        idle.check()?;
         let shared = Arc::new(Shared {
             engine: engine.shared().clone(),
             attention: AtomicBool::new(false),
@@ -147,19 +160,19 @@ impl Proxy {
         };
         let (exited, exit) = sync_channel(1);
         let (bound, is_bound) = sync_channel(1);
-        let thread = {
-            let shared = shared.clone();
-            spawn("portway-proxy", move || {
+        let worker = {
+            let gone = Gone(shared.clone());
+            Worker::spawn("portway-proxy", move || {
                 let placed = bind_to(&cpus);
                 let failed = placed.is_err();
                 // The receiver waits for exactly this.
                 let _ = bound.send(placed);
                 if !failed {
-                    run(engine, &shared, idle, &exited);
+                    run(engine, &gone.0, idle, &exited);
                 }
             })?
         };
-        let mut proxy = Proxy { shared, exit, thread: Some(thread), flusher };
+        let mut proxy = Proxy { shared, exit: Mutex::new(exit), worker: Some(worker), flusher };
         match is_bound.recv_timeout(CALL_TIMEOUT) {
             Ok(Ok(())) => Ok(proxy),
             Ok(Err(error)) => {
@@ -173,7 +186,7 @@ impl Proxy {
     /// Adds a port. See [`Engine::add_port`].
     ///
     /// # Errors
-    /// As there, and [`Error::Unresponsive`].
+    /// As there, [`Error::Unresponsive`], and [`Error::Thread`] if the engine's thread has ended.
     pub fn add_port(&self, port: Box<dyn Port>) -> Result<PortId, Error> {
         self.call(move |engine| engine.add_port(port))?
     }
@@ -181,16 +194,18 @@ impl Proxy {
     /// Adds a channel. See [`Engine::add_channel`].
     ///
     /// # Errors
-    /// As there, and [`Error::Unresponsive`].
+    /// As [`add_port`](Self::add_port).
     pub fn add_channel(&self, config: ChannelConfig) -> Result<PortChannel, Error> {
-        self.call(move |engine| engine.add_channel(config))?
+        // The part that may block in a driver, on this thread.
+        let prepared = self.shared.engine.prepare(config)?;
+        self.call(move |engine| engine.install(prepared))?
     }
 
     /// Ends a port's channels and closes it; true once what it had bound can be released. See
     /// [`Engine::close_port`].
     ///
     /// # Errors
-    /// As there, and [`Error::Unresponsive`].
+    /// As [`add_port`](Self::add_port).
     pub fn close_port(&self, port: PortId) -> Result<bool, Error> {
         self.call(move |engine| engine.close_port(port))?
     }
@@ -198,9 +213,19 @@ impl Proxy {
     /// Opens an aborted or broken FIFO again. See [`Engine::reset_fifo`].
     ///
     /// # Errors
-    /// As there, and [`Error::Unresponsive`].
+    /// As [`add_port`](Self::add_port); [`Error::InUse`] while another thread resets it.
     pub fn reset_fifo(&self, fifo: FifoId) -> Result<(), Error> {
-        self.call(move |engine| engine.reset_fifo(fifo))?
+        let Some(mut consumer) = self.call(move |engine| engine.begin_reset(fifo))?? else { return Ok(()) };
+        // The part that may block in a driver, on this thread.
+        let result = consumer.reset();
+        let succeeded = result.is_ok();
+        // Never withdrawn: the consumer goes back whenever the thread comes to it.
+        let (_, answer) = self.post(move |engine| engine.end_reset(fifo, consumer, succeeded))?;
+        match answer.recv_timeout(CALL_TIMEOUT) {
+            Ok(()) => Ok(result?),
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Err(RecvTimeoutError::Timeout) => Err(Error::Unresponsive { after: CALL_TIMEOUT }),
+        }
     }
 
     /// What the engine and the flusher have done so far.
@@ -214,116 +239,135 @@ impl Proxy {
         self.finish(how)
     }
 
-    /// Runs `body` on the engine's thread, between two steps.
+    /// Runs `body` on the engine's thread, between two steps, and waits for what it returns.
     fn call<R: Send + 'static>(
         &self,
         body: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, Error> {
+        let (number, answer) = self.post(body)?;
+        match answer.recv_timeout(CALL_TIMEOUT) {
+            Ok(result) => Ok(result),
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Err(RecvTimeoutError::Timeout) => {
+                let withdrawn = {
+                    let queue = &mut self.shared.calls().queue;
+                    let at = queue.iter().position(|(n, _)| *n == number);
+                    at.and_then(|at| queue.remove(at))
+                };
+                drop(withdrawn);
+                // It may have been carried out in the meantime.
+                answer.try_recv().map_err(|_| Error::Unresponsive { after: CALL_TIMEOUT })
+            }
+        }
+    }
+
+    /// Hands `body` to the engine's thread: the number of the call, and where its result will come.
+    fn post<R: Send + 'static>(
+        &self,
+        body: impl FnOnce(&mut Engine) -> R + Send + 'static,
+    ) -> Result<(u64, Receiver<R>), Error> {
         let (answered, answer) = sync_channel(1);
         let call: Call = Box::new(move |engine| {
             // Whoever asked may have given up.
             let _ = answered.send(body(engine));
         });
-        self.shared.calls.lock().unwrap_or_else(PoisonError::into_inner).0.push(call);
+        let number = {
+            let mut calls = self.shared.calls();
+            if calls.closed {
+                return Err(gone());
+            }
+            let number = calls.next;
+            calls.next += 1;
+            calls.queue.push_back((number, call));
+            number
+        };
+        self.alert();
+        Ok((number, answer))
+    }
+
+    fn alert(&self) {
         self.shared.attention.store(true, Ordering::Release);
-        answer.recv_timeout(CALL_TIMEOUT).map_err(|_| Error::Unresponsive { after: CALL_TIMEOUT })
+        if let Some(worker) = &self.worker {
+            worker.wake();
+        }
     }
 
     fn finish(&mut self, how: Stop) -> Report {
-        let within = match how {
-            Stop::Drain { within } => within.min(portway_fifo::MAX_TIMEOUT),
-            Stop::Cancel => Duration::ZERO,
+        let now = Instant::now();
+        let drained_by = match how {
+            Stop::Drain { within } => now + within.min(portway_fifo::MAX_TIMEOUT),
+            Stop::Cancel => now,
         };
-        *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
-        self.shared.attention.store(true, Ordering::Release);
+        let over = drained_by + STOP_GRACE;
+        *self.shared.stop() = Some(drained_by);
+        self.alert();
         if let Some(flusher) = &self.flusher {
             flusher.stop();
         }
-        let deadline = Instant::now() + within + STOP_GRACE;
         let mut quarantined = Vec::new();
-        let exit = match self.wait_for_exit(within, deadline) {
-            Some(exit) => exit,
-            None => {
-                quarantined.push("portway-proxy");
-                Exit { drained: false, cancelled: 0, quiesced: false }
-            }
-        };
-        // Whoever still waits, waits no longer, even if the thread is gone or stuck.
+        let exit = self.wait_for_exit(drained_by, over);
+        // Whoever still waits, waits no longer, even if the thread is gone.
         self.shared.engine.end_all();
-        if let Some(thread) = self.thread.take() {
-            if quarantined.is_empty() {
-                // It has sent its exit, or died of a panic: nothing is left to wait for.
-                let _ = thread.join();
-            }
+        if self.worker.take().is_some_and(|worker| !worker.join_by(over)) {
+            quarantined.push("portway-proxy");
         }
         let stats = self.stats();
-        if let Some(flusher) = self.flusher.take() {
-            if !flusher.join(deadline) {
-                quarantined.push("portway-flusher");
-            }
+        if self.flusher.take().is_some_and(|flusher| !flusher.join_by(over)) {
+            quarantined.push("portway-flusher");
         }
-        Report {
-            drained: exit.drained,
-            cancelled: exit.cancelled,
-            quiesced: exit.quiesced,
-            quarantined,
-            stats,
-        }
+        let Exit { drained, cancelled, quiesced } = exit;
+        Report { drained, cancelled, quiesced, quarantined, stats }
     }
 
-    /// The thread's last word. After `within` its waiters are released even if it has not come.
-    fn wait_for_exit(&self, within: Duration, deadline: Instant) -> Option<Exit> {
-        let gone = Exit { drained: false, cancelled: 0, quiesced: false };
-        // A little longer than the drain may take, so that a drain in time is not cut off.
-        match self.exit.recv_timeout(within + STOP_GRACE / 10) {
-            Ok(exit) => return Some(exit),
-            Err(RecvTimeoutError::Disconnected) => return Some(gone),
-            Err(RecvTimeoutError::Timeout) => self.shared.engine.end_all(),
+    /// The thread's last word, if it comes before `over`. Once the time to drain is over, nobody waits for the thread.
+    fn wait_for_exit(&mut self, drained_by: Instant, over: Instant) -> Exit {
+        let exit = self.exit.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let mut answer = exit.recv_timeout(left(drained_by));
+        if let Err(RecvTimeoutError::Timeout) = answer {
+            self.shared.engine.end_all();
+            answer = exit.recv_timeout(left(over));
         }
-        match self.exit.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(exit) => Some(exit),
-            Err(RecvTimeoutError::Disconnected) => Some(gone),
-            Err(RecvTimeoutError::Timeout) => None,
-        }
+        answer.unwrap_or(Exit { drained: false, cancelled: 0, quiesced: false })
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        if self.thread.is_some() {
+        if self.worker.is_some() {
             self.finish(Stop::Cancel);
         }
     }
 }
 
+fn gone() -> Error {
+    let message = "it has ended, by a panic".to_owned();
+    Error::Thread { what: "calling the engine's thread", message }
+}
+
 /// The thread of an engine: steps it until it is told to stop.
-fn run(mut engine: Engine, shared: &Shared, mut idle: Idle, exited: &SyncSender<Exit>) {
+fn run(mut engine: Engine, shared: &Shared, idle: Idle, exited: &SyncSender<Exit>) {
     let start = Instant::now();
-    let how = loop {
+    let drained_by = loop {
         let step = engine.step(start.elapsed());
         if shared.attention.load(Ordering::Acquire) {
-            if let Some(how) = attend(&mut engine, shared) {
-                break how;
+            if let Some(drained_by) = attend(&mut engine, shared) {
+                break drained_by;
             }
         }
         if step.is_idle() {
             idle.wait();
         }
     };
-    let mut drained = engine.is_idle();
-    if let Stop::Drain { within } = how {
-        let asked = Instant::now();
-        while !drained && asked.elapsed() < within {
-            if engine.step(start.elapsed()).is_idle() {
-                idle.wait();
-            }
-            drained = engine.is_idle();
+    while !engine.is_idle() && Instant::now() < drained_by {
+        if engine.step(start.elapsed()).is_idle() {
+            idle.wait();
         }
     }
-    let cancelled = engine.under_way();
-    let asked = Instant::now();
+    let (drained, cancelled) = (engine.is_idle(), engine.under_way());
+    let close_by = Instant::now() + STOP_GRACE / 2;
     let mut quiesced = engine.shut_down();
-    while !quiesced && asked.elapsed() < STOP_GRACE / 2 {
+    while engine.is_closing() && Instant::now() < close_by {
         idle.wait();
         quiesced = engine.shut_down();
     }
@@ -331,38 +375,16 @@ fn run(mut engine: Engine, shared: &Shared, mut idle: Idle, exited: &SyncSender<
     let _ = exited.send(Exit { drained, cancelled, quiesced });
 }
 
-/// Runs the calls that wait; the stop request, if there is one.
-fn attend(engine: &mut Engine, shared: &Shared) -> Option<Stop> {
+/// Runs the calls that wait; until when to drain, if there is a stop request.
+fn attend(engine: &mut Engine, shared: &Shared) -> Option<Instant> {
     shared.attention.store(false, Ordering::Release);
-    let calls = core::mem::take(&mut shared.calls.lock().unwrap_or_else(PoisonError::into_inner).0);
-    for call in calls {
+    // One at a time, so that those behind one that gets stuck can be withdrawn.
+    while let Some((_, call)) = next_call(shared) {
         call(engine);
     }
-    *shared.stop.lock().unwrap_or_else(PoisonError::into_inner)
+    *shared.stop()
 }
 
-pub(crate) fn spawn(
-    name: &'static str,
-    body: impl FnOnce() + Send + 'static,
-) -> Result<std::thread::JoinHandle<()>, Error> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(body)
-        .map_err(|error| Error::Thread { what: "starting a thread", message: error.to_string() })
-}
-
-/// Binds the calling thread to these processors; to none in particular if there are none.
-fn bind_to(cpus: &[usize]) -> Result<(), Error> {
-    if cpus.is_empty() {
-        return Ok(());
-    }
-    let refuse = |message: String| Error::Thread { what: "binding a thread to processors", message };
-    let mut set = rustix::thread::CpuSet::new();
-    for &cpu in cpus {
-        if cpu >= rustix::thread::CpuSet::MAX_CPU {
-            return Err(refuse(format!("there is no processor {cpu}")));
-        }
-        set.set(cpu);
-    }
-    rustix::thread::sched_setaffinity(None, &set).map_err(|error| refuse(format!("{cpus:?}: {error}")))
+fn next_call(shared: &Shared) -> Option<(u64, Call)> {
+    shared.calls().queue.pop_front()
 }

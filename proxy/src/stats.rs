@@ -4,6 +4,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
 /// A snapshot of an engine's counters. They are written once a step, so they lag by at most one.
+///
+/// Every trigger taken is complete, discarded, or under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -19,7 +21,7 @@ pub struct Stats {
     pub stalls: u64,
     /// The FIFO and the channel of the last stall.
     pub last_stall: Option<(usize, u16)>,
-    /// Triggers of channels that had ended, thrown away.
+    /// Triggers thrown away, because their channel had ended or ended with them.
     pub discarded: u64,
     /// Channels that have ended with an error.
     pub channels_ended: u64,
@@ -35,6 +37,8 @@ pub struct FlusherStats {
     pub writes: u64,
     /// Writes that its stream refused.
     pub failures: u64,
+    /// Its stream panicked, and is not called again.
+    pub panicked: bool,
     /// How long the call that it is in has been going on. More than a few milliseconds mean that the driver blocks it;
     /// nothing waits for it.
     pub blocked_for: Duration,

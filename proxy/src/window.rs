@@ -75,9 +75,9 @@ impl Window {
         self.taken.wrapping_sub(self.sent)
     }
 
-    /// Ops that the port has accepted and that are not known to be complete. Those that completed behind an older
-    /// one count too.
-    pub(crate) fn in_port(&self) -> u64 {
+    /// Ops that the port has accepted, from the first that is not complete on. Some of them may be.
+    #[inline]
+    fn in_port(&self) -> u64 {
         self.sent.wrapping_sub(self.complete)
     }
 
