@@ -1,0 +1,317 @@
+//! Memories that the transport knows: registered here, or imported from a peer.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use portway_fifo::{Place, Region, memory::Segment};
+use portway_proxy::TransportError;
+use portway_proxy::transport::MemoryId;
+
+use crate::config::Gpu;
+use crate::device::Registration;
+use crate::error::Error;
+use crate::keeper::Keeper;
+use crate::message::{self, MAX_SPANS, Span};
+use crate::sys;
+
+/// Ranges that a dma-buf is asked for begin and end at multiples of this.
+const PAGE_BYTES: u64 = 4096;
+
+/// Whether writes to a memory may be placed in another order than they were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Data. A later write without relaxed ordering, the signal's, still cannot pass it.
+    Relaxed,
+    /// Signal words.
+    Strict,
+}
+
+/// A memory of this side.
+#[derive(Debug)]
+pub(crate) struct Local {
+    pub(crate) region: Region,
+    /// Under local keys, for requests.
+    pub(crate) spans: Vec<Span>,
+    /// One for each span.
+    registrations: Vec<Registration>,
+    /// Bindings of ports that are not quiesced.
+    bound: AtomicUsize,
+}
+
+/// A share in a memory that a port has bound.
+#[derive(Debug)]
+pub(crate) struct Bound(Arc<Local>);
+
+impl Bound {
+    pub(crate) fn memory(&self) -> &Arc<Local> {
+        &self.0
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.0.bound.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Known {
+    Local(Arc<Local>),
+    Remote(Arc<message::Memory>),
+}
+
+/// All memories of one transport, by their index.
+#[derive(Debug)]
+pub(crate) struct Memories {
+    pub(crate) transport: u64,
+    known: Mutex<Vec<Option<Known>>>,
+}
+
+impl Memories {
+    pub(crate) fn new(transport: u64) -> Self {
+        Memories { transport, known: Mutex::default() }
+    }
+
+    fn add(&self, known: Known) -> MemoryId {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(Some(known));
+        MemoryId { transport: self.transport, index: all.len() as u32 - 1 }
+    }
+
+    pub(crate) fn add_local(&self, memory: Local) -> MemoryId {
+        self.add(Known::Local(Arc::new(memory)))
+    }
+
+    pub(crate) fn add_remote(&self, memory: message::Memory) -> MemoryId {
+        self.add(Known::Remote(Arc::new(memory)))
+    }
+
+    fn get(&self, id: MemoryId) -> Option<Known> {
+        let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.get(id.index as usize)?.clone();
+        known.filter(|_| id.transport == self.transport)
+    }
+
+    pub(crate) fn local(&self, what: &'static str, id: MemoryId) -> Result<Arc<Local>, TransportError> {
+        match self.get(id) {
+            Some(Known::Local(memory)) => Ok(memory),
+            _ => Err(TransportError::Unknown { what, index: id.index }),
+        }
+    }
+
+    /// A memory of this side, which from now on cannot be released before the port is quiesced.
+    pub(crate) fn bind(&self, what: &'static str, id: MemoryId) -> Result<Bound, TransportError> {
+        let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.get(id.index as usize) {
+            Some(Some(Known::Local(memory))) if id.transport == self.transport => {
+                // Under the lock, so that a release sees it or comes first.
+                memory.bound.fetch_add(1, Ordering::AcqRel);
+                Ok(Bound(memory.clone()))
+            }
+            _ => Err(TransportError::Unknown { what, index: id.index }),
+        }
+    }
+
+    pub(crate) fn remote(
+        &self,
+        what: &'static str,
+        id: MemoryId,
+    ) -> Result<Arc<message::Memory>, TransportError> {
+        match self.get(id) {
+            Some(Known::Remote(memory)) => Ok(memory),
+            _ => Err(TransportError::Unknown { what, index: id.index }),
+        }
+    }
+
+    /// Ends a registration that no port has bound.
+    pub(crate) fn release(&self, id: MemoryId) -> Result<(), TransportError> {
+        let memory = self.local("memory", id)?;
+        {
+            let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let ports = memory.bound.load(Ordering::Acquire);
+            if ports != 0 {
+                return Err(TransportError::Busy { address: memory.region.address(), ports });
+            }
+            all[id.index as usize] = None;
+        }
+        // An export that looked the memory up before lets go of it in a moment, and then ends the registration.
+        match Arc::into_inner(memory) {
+            Some(memory) => {
+                memory.registrations.into_iter().try_for_each(Registration::end).map_err(Into::into)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The number by which peers tell places apart.
+pub(crate) fn place_number(place: Place) -> u32 {
+    match place {
+        Place::Device(ordinal) => ordinal.saturating_add(1),
+        _ => 0,
+    }
+}
+
+impl Local {
+    /// Registers a region with the device.
+    pub(crate) fn register(
+        keeper: &Arc<Keeper>,
+        gpu: Option<&Gpu>,
+        region: &Region,
+        order: Order,
+    ) -> Result<Self, TransportError> {
+        match (region.place(), gpu) {
+            (Place::Device(ordinal), Some(gpu)) if gpu.ordinal == ordinal => {}
+            (Place::Device(_), _) => {
+                let what = "memory of a GPU that Config::gpu does not name";
+                return Err(portway_fifo::Error::Unsupported { what }.into());
+            }
+            _ => return Local::host(keeper, region, order),
+        }
+        let segments = region.owner().segments(region.range())?;
+        check_cover(&segments, region)?;
+        let mut memory = Local {
+            region: region.clone(),
+            spans: Vec::new(),
+            registrations: Vec::new(),
+            bound: AtomicUsize::new(0),
+        };
+        for segment in segments {
+            let registration = register_segment(keeper, region, segment, order)?;
+            memory.add(segment, registration);
+        }
+        Ok(memory)
+    }
+
+    fn host(keeper: &Arc<Keeper>, region: &Region, order: Order) -> Result<Self, TransportError> {
+        let registration = register_pages(keeper, region.range(), order)?;
+        let mut memory = Local {
+            region: region.clone(),
+            spans: Vec::new(),
+            registrations: Vec::new(),
+            bound: AtomicUsize::new(0),
+        };
+        memory.add(region.range(), registration);
+        Ok(memory)
+    }
+
+    fn add(&mut self, segment: Segment, registration: Registration) {
+        let offset_bytes = segment.address - self.region.address();
+        let (key, _) = registration.keys();
+        self.spans.push(Span { offset_bytes, len_bytes: segment.len_bytes, address: segment.address, key });
+        self.registrations.push(registration);
+    }
+
+    /// The spans under their remote keys, for peers.
+    pub(crate) fn remote_spans(&self) -> Vec<Span> {
+        let keyed = self.spans.iter().zip(&self.registrations);
+        keyed.map(|(span, registration)| Span { key: registration.keys().1, ..*span }).collect()
+    }
+}
+
+/// Whether a memory's segments cover the region, in order and without gaps: what is missing would be lost silently.
+fn check_cover(segments: &[Segment], region: &Region) -> Result<(), TransportError> {
+    let mut at = region.address();
+    for segment in segments {
+        if segment.address != at || segment.len_bytes == 0 {
+            break;
+        }
+        at += segment.len_bytes;
+    }
+    if at != region.address() + region.len_bytes() || segments.len() > MAX_SPANS {
+        return Err(TransportError::Malformed {
+            what: "segments of a GPU memory",
+            expected: format!("{} bytes in a row from {:#x}", region.len_bytes(), region.address()),
+            seen: format!("{} segments that end at {at:#x}", segments.len()),
+        });
+    }
+    Ok(())
+}
+
+fn access(order: Order) -> u32 {
+    let relaxed = if order == Order::Relaxed { sys::IBV_ACCESS_RELAXED_ORDERING.0 } else { 0 };
+    sys::IBV_ACCESS_LOCAL_WRITE.0 | sys::IBV_ACCESS_REMOTE_WRITE.0 | relaxed
+}
+
+/// Registers memory by its address: host memory, or a GPU's through a peer memory module.
+fn register_pages(keeper: &Arc<Keeper>, range: Segment, order: Order) -> Result<Registration, Error> {
+    let device = keeper.device();
+    let table = device.verbs().table();
+    let (address, len) = (range.address as *mut core::ffi::c_void, range.len_bytes as usize);
+    let registration = match table.reg_mr_iova2 {
+        // Knows the optional access flags, and leaves out those that the kernel does not know.
+        // SAFETY: the range is mapped while its region's owner lives, which the caller keeps with the registration.
+        Some(register) => unsafe { register(device.domain(), address, len, range.address, access(order)) },
+        // SAFETY: as above.
+        None => unsafe { (table.reg_mr)(device.domain(), address, len, access(Order::Strict) as i32) },
+    };
+    // SAFETY: what the call above returned.
+    unsafe { Registration::take("ibv_reg_mr", keeper, registration) }
+}
+
+/// Registers a segment of a GPU's memory: as dma-buf, or through a peer memory module.
+fn register_segment(
+    keeper: &Arc<Keeper>,
+    region: &Region,
+    segment: Segment,
+    order: Order,
+) -> Result<Registration, TransportError> {
+    let why_not = match register_dma_buf(keeper, region, segment, order)? {
+        Ok(registration) => return Ok(registration),
+        Err(why_not) => why_not,
+    };
+    register_pages(keeper, segment, order).map_err(|error| {
+        let Error::Device { errno, .. } = error else { return error.into() };
+        let why = format!("{why_not}; as peer memory: errno {errno} (is nvidia-peermem loaded?)");
+        Error::Unfit { device: keeper.device().name.clone(), why }.into()
+    })
+}
+
+/// The registration, or why this way is not open. An error only if it is open and failed.
+fn register_dma_buf(
+    keeper: &Arc<Keeper>,
+    region: &Region,
+    segment: Segment,
+    order: Order,
+) -> Result<Result<Registration, String>, TransportError> {
+    let device = keeper.device();
+    let Some(register) = device.verbs().table().reg_dmabuf_mr else {
+        return Ok(Err("as dma-buf: the verbs library is too old".into()));
+    };
+    // Whole pages of the allocation, which itself is made of whole pages.
+    let begin = segment.address & !(PAGE_BYTES - 1);
+    let end = (segment.address + segment.len_bytes).next_multiple_of(PAGE_BYTES);
+    let pages = Segment { address: begin, len_bytes: end - begin };
+    let buffer = match region.owner().dma_buf(pages) {
+        Ok(buffer) => buffer,
+        Err(error @ portway_fifo::Error::Unsupported { .. }) => {
+            return Ok(Err(format!("as dma-buf: {error}")));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let unsupported = [rustix::io::Errno::OPNOTSUPP.raw_os_error(), rustix::io::Errno::NOSYS.raw_os_error()];
+    let mut orders = vec![order];
+    if order == Order::Relaxed {
+        // Where relaxed ordering is refused for a dma-buf: without it.
+        orders.push(Order::Strict);
+    }
+    let mut last = 0;
+    for order in orders {
+        let (offset, len) = (buffer.offset_bytes, pages.len_bytes as usize);
+        // SAFETY: the descriptor is open, and the buffer holds the pages at this offset (contract of `Memory::dma_buf`).
+        let registration = unsafe {
+            register(device.domain(), offset, len, pages.address, buffer.fd.as_raw_fd(), access(order) as i32)
+        };
+        // SAFETY: what the call above returned.
+        match unsafe { Registration::take("ibv_reg_dmabuf_mr", keeper, registration) } {
+            Ok(registration) => return Ok(Ok(registration)),
+            Err(Error::Device { errno, .. }) => last = errno,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if unsupported.contains(&last) {
+        return Ok(Err(format!("as dma-buf: the device or its driver cannot, errno {last}")));
+    }
+    Err(Error::Device { operation: "ibv_reg_dmabuf_mr", errno: last }.into())
+}
