@@ -60,7 +60,7 @@ static_assert(sizeof(WatchHandle) == 32 && sizeof(FifoHandle) == 80, "the handle
 
 struct Pushed {
   Status status;
-  u64 position; // where the trigger stands; with kBroken*, where the FIFO broke; otherwise without meaning
+  u64 position; // where the trigger stands, or with kTimeout would have; with kBroken*, where the FIFO broke
 };
 
 // Positions and counters wrap around at 2^64 and are compared by their wrapping difference.
@@ -78,10 +78,11 @@ struct Waited {
 // memory over PCIe, they share the bus and the FIFO stands nearly still.
 // `flushed` may be null; otherwise it is a second copy that somebody else keeps fresh.
 PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, u64 target, u64 timeout_ns) {
-  const u64 start = platform::clock_ns();
+  const u64 deadline = platform::clock_ns() + timeout_ns;
   platform::Pause pause;
-  for (;;) {
-    Pair copy = platform::load_pair_acquire_device(watch.seen);
+  // A timeout is found before the last look, so that a wait of no time at all looks once as well.
+  for (bool last = false;; last = reached(platform::clock_ns(), deadline)) {
+    const Pair copy = platform::load_pair_acquire_device(watch.seen);
     if (reached(copy.first, target)) return {Status::kOk, 0};
     if (flushed && reached(platform::load_acquire_system(flushed), target)) return {Status::kOk, 0};
     if (copy.second) {
@@ -89,19 +90,17 @@ PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, u64 target,
       const bool late = reached(platform::load_acquire_device(watch.seen), target);
       return {late ? Status::kOk : Status::kAborted, copy.second};
     }
-    if (platform::clock_ns() - start >= timeout_ns) {
-      return {Status::kTimeout, 0};
-    }
-    if (platform::compare_exchange_device(watch.reader, 0, 1) == 0) {
+    if (last) return {Status::kTimeout, 0};
+    const bool elected = platform::compare_exchange_device(watch.reader, 0, 1) == 0;
+    if (elected) {
       // The stop word first: whoever sees the gate closed has seen every value from before the stop.
       const u64 stop = platform::load_acquire_system(watch.stop);
       const u64 value = platform::load_acquire_system(watch.value);
       platform::store_release_device(watch.seen, value);
       if (stop) platform::compare_exchange_device(watch.seen + 1, 0, stop);
       platform::store_release_device(watch.reader, 0);
-    } else {
-      pause.wait();
     }
+    pause.wait(elected);
   }
 }
 

@@ -103,9 +103,11 @@ PORTWAY_FN u64 clock_ns() {
   return v;
 }
 
-// Paces a thread that waits for another one of its device.
+// Paces a waiting thread. The elected reader's loads over the bus are pace enough.
 struct Pause {
-  PORTWAY_FN void wait() { __nanosleep(100); }
+  PORTWAY_FN void wait(bool elected) {
+    if (!elected) __nanosleep(100);
+  }
 };
 
 PORTWAY_FN u32 active_lanes() { return __activemask(); }
@@ -115,7 +117,11 @@ PORTWAY_FN u32 lane() {
   return v;
 }
 PORTWAY_FN u32 ballot(u32 lanes, bool yes) { return __ballot_sync(lanes, yes); }
-PORTWAY_FN u64 broadcast(u32 lanes, u64 value, u32 from) { return __shfl_sync(lanes, value, static_cast<int>(from)); }
+// What lane `from` has acquired is handed on with the value: a shuffle alone orders no memory.
+PORTWAY_FN u64 broadcast(u32 lanes, u64 value, u32 from) {
+  __syncwarp(lanes);
+  return __shfl_sync(lanes, value, static_cast<int>(from));
+}
 PORTWAY_FN u32 count(u32 lanes) { return static_cast<u32>(__popc(lanes)); }
 PORTWAY_FN u32 lowest(u32 lanes) { return static_cast<u32>(__ffs(static_cast<int>(lanes)) - 1); }
 
@@ -155,11 +161,12 @@ PORTWAY_FN u64 clock_ns() {
   return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
-// Spins, yields, then sleeps, so that a thousand waiting threads leave the processor to the one they wait for.
+// Spins, yields a little, then sleeps, so that a thousand waiting threads leave the processor to the one they wait for.
+// Yielding for longer would be dear: on a busy machine each time costs the thread its turn.
 struct Pause {
   u32 rounds = 0;
-  void wait() {
-    if (rounds < 80) {
+  void wait(bool) {
+    if (rounds < 20) {
       if (++rounds > 16) std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -167,11 +174,11 @@ struct Pause {
   }
 };
 
-// Threads that play the lanes of one warp: each calls `join` first, and then they call the lane functions together.
-// A thread that joined none is a warp of its own.
+// Threads that play the lanes of one warp, those whose bits are set in `active`: each calls `join` first, and then they
+// call the lane functions together. A thread that joined none is a warp of its own.
 class Warp {
  public:
-  explicit Warp(u32 lanes) : lanes_(lanes) {}
+  explicit Warp(u32 active) : active_(active), lanes_(static_cast<u32>(__builtin_popcount(active))) {}
   void join(u32 lane) {
     current() = this;
     own_lane() = lane;
@@ -184,7 +191,7 @@ class Warp {
     static thread_local u32 lane = 0;
     return lane;
   }
-  u32 all() const { return lanes_ == 32 ? ~0u : (1u << lanes_) - 1; }
+  u32 active() const { return active_; }
 
   // Each lane gives a value and gets the combination of all: a bit a lane, or the value of `from`.
   u64 exchange(u64 value, bool vote, u32 from) {
@@ -209,14 +216,14 @@ class Warp {
   }
 
  private:
-  const u32 lanes_;
+  const u32 active_, lanes_;
   std::mutex mutex_;
   std::condition_variable changed_;
   u32 arrived_ = 0;
   u64 turn_ = 0, result_ = 0, published_ = 0;
 };
 
-PORTWAY_FN u32 active_lanes() { return Warp::current() ? Warp::current()->all() : 1; }
+PORTWAY_FN u32 active_lanes() { return Warp::current() ? Warp::current()->active() : 1; }
 PORTWAY_FN u32 lane() { return Warp::own_lane(); }
 PORTWAY_FN u32 ballot(u32, bool yes) {
   return Warp::current() ? static_cast<u32>(Warp::current()->exchange(yes, true, 0)) : yes;
