@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 # At most so many instructions a trigger:
 #   fifo    pop and publish
 limits=(
-    fifo=20
+    fifo=40
 )
 # Fewer than this many, and the work was optimised away.
 floor=2

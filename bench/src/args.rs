@@ -59,10 +59,14 @@ pub struct Args {
     /// Triggers that the consumer takes at most before it publishes the tail
     #[arg(long, value_name = "COUNT", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
     pub drain: u64,
+
+    /// Spins of an idle consumer between two looks
+    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub poll: u64,
 }
 
 /// The flags that shape a layer; the others mean the same to each.
-const SHAPE: &[&str] = &["producers", "depth", "batch", "drain"];
+const SHAPE: &[&str] = &["producers", "depth", "batch", "drain", "poll"];
 
 /// What the command line asks for.
 pub enum What {

@@ -140,13 +140,16 @@ impl Round<'_> {
 
     /// Half the time of each counted round trip, in microseconds.
     fn time(&self, mut round_trip: impl FnMut(u64) -> Result<(), Failure>) -> Result<Vec<f64>, Failure> {
-        let mut samples = Vec::with_capacity(self.timed as usize);
-        (0..self.warmup).try_for_each(&mut round_trip)?;
-        let mut wait = self.trial.wait("round trips", self.warmup + self.timed);
-        for n in self.warmup..self.warmup + self.timed {
+        let mut samples = Vec::new();
+        let count = self.warmup + self.timed;
+        let mut wait = self.trial.wait("round trips", count);
+        for n in 0..count {
             let start = Instant::now();
             round_trip(n)?;
-            samples.push(start.elapsed().as_nanos() as f64 / 1e3 / 2.0);
+            let half_us = start.elapsed().as_nanos() as f64 / 1e3 / 2.0;
+            if n >= self.warmup {
+                samples.push(half_us);
+            }
             wait.step(n)?;
         }
         Ok(samples)

@@ -21,7 +21,7 @@ pub const LAYER: Layer = Layer {
     measures: "the ring alone: software producers push, one thread drains",
     needs: "nothing",
     find: || Ok(run),
-    flags: &["producers", "depth", "batch", "drain"],
+    flags: &["producers", "depth", "batch", "drain", "poll"],
     unit: TimeUnit::Nanoseconds,
 };
 
@@ -52,7 +52,7 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
 /// A run in which one of two producers corrupts one payload, to see that the check finds it.
 fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
     const COUNT: u64 = 1000;
-    let shape = Shape { producers: 2, slots: 64, batch: 1, drain: args.drain };
+    let shape = Shape { producers: 2, slots: 64, batch: 1, drain: args.drain, poll: args.poll };
     let plan = throughput::Plan { warmup: 0, iterations: COUNT, deadline: args.deadline(), check: true };
     let name = "fifo, negative control";
     let (senders, receiver) = queue::fifo(shape.slots, shape.producers, plan.deadline)

@@ -16,13 +16,14 @@ use crate::stats::{Spread, median};
 /// Triggers of a measurement unless `-n` says otherwise.
 const ITERATIONS: u64 = 100_000;
 
-/// Who pushes what into which ring.
-#[derive(Clone, Copy, Debug)]
+/// Who pushes what into which ring, and who takes it out. Rows stand in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shape {
-    pub producers: u64,
-    pub slots: u64,
     pub batch: u64,
     pub drain: u64,
+    pub poll: u64,
+    pub producers: u64,
+    pub slots: u64,
 }
 
 /// How often, how long, how careful.
@@ -51,11 +52,11 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
         deadline: args.deadline(),
         check: args.check(),
     };
-    let mut found: BTreeMap<Key, Vec<Pair>> = BTreeMap::new();
+    let mut found: BTreeMap<Shape, Vec<Pair>> = BTreeMap::new();
     for _ in 0..args.runs {
         for &producers in &args.producers {
             for &slots in &args.depth {
-                let one = Shape { producers, slots, batch: 1, drain: args.drain };
+                let one = Shape { producers, slots, batch: 1, drain: args.drain, poll: args.poll };
                 let name = format!("fifo throughput, {REFERENCE}, {producers} producers, {slots} slots");
                 let (senders, receiver) = queue::reference(slots, producers);
                 let theirs = measure(&name, senders, receiver, &one, &plan, pinning)?;
@@ -66,27 +67,25 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
                     let (senders, receiver) = queue::fifo(slots, producers, plan.deadline)
                         .map_err(|source| Failure::Fifo { measurement: name.clone(), source })?;
                     let ours = measure(&name, senders, receiver, &shape, &plan, pinning)?;
-                    found.entry((batch, producers, slots)).or_default().push((ours, theirs));
+                    found.entry(shape).or_default().push((ours, theirs));
                 }
             }
         }
     }
-    Ok(found.iter().filter_map(|(&key, runs)| row(key, args.drain, runs)).collect())
+    Ok(found.iter().filter_map(|(shape, runs)| row(shape, runs)).collect())
 }
-
-/// Batch, producers, slots: the order of the rows.
-type Key = (u64, u64, u64);
 
 /// A run of ours and of the reference.
 type Pair = (Outcome, Outcome);
 
-fn row((batch, producers, slots): Key, drain: u64, runs: &[Pair]) -> Option<Row> {
+fn row(&Shape { batch, drain, poll, producers, slots }: &Shape, runs: &[Pair]) -> Option<Row> {
     let over =
         |pick: fn(&Pair) -> f64| -> Option<Spread> { median(&runs.iter().map(pick).collect::<Vec<_>>()) };
     let proc = over(|(ours, _)| ours.proc_mops)?;
     let size_bytes = 16;
     let wrong = |(ours, theirs): &Pair| Some(ours.wrong? + theirs.wrong?);
-    let shape = [("batch", batch), ("drain", drain), ("producers", producers), ("slots", slots)];
+    let shape =
+        [("batch", batch), ("drain", drain), ("poll", poll), ("producers", producers), ("slots", slots)];
     Some(Row {
         layer: NAME.into(),
         test: "throughput".into(),
@@ -199,7 +198,7 @@ fn consume(
         while taken < count {
             match receive(shape.drain.min(count - taken)) {
                 0 => {
-                    std::hint::spin_loop();
+                    (0..shape.poll).for_each(|_| std::hint::spin_loop());
                     wait.look(taken)?;
                 }
                 some => {
