@@ -1,0 +1,172 @@
+//! The suite over loopback: it passes, whatever loopback does short of breaking the contract; and each broken port is
+//! found by the check that is meant for it.
+
+use std::time::Duration;
+
+use portway_fifo::Heap;
+use portway_proxy::TransportError;
+use portway_proxy::conformance::broken::{Broken, Defect};
+use portway_proxy::conformance::{self, CHECKS, End, Failing, Fixture, Limits, Outcome, Pair};
+use portway_proxy::loopback::{Config, Faults, Loopback};
+use portway_proxy::transport::Transport;
+
+fn end(transport: impl Transport + 'static) -> End {
+    End::new(transport, |len_bytes| Heap.allocate(len_bytes))
+}
+
+/// Loopback, with faults that the contract allows.
+struct OverLoopback(Loopback);
+
+impl OverLoopback {
+    fn new(config: Config) -> Self {
+        OverLoopback(Loopback::new(config).unwrap())
+    }
+}
+
+impl Fixture for OverLoopback {
+    fn pair(&self) -> Result<Pair, TransportError> {
+        Ok(Pair { a: end(self.0.clone()), b: end(self.0.clone()) })
+    }
+
+    fn failing_pair(&self) -> Result<Failing, TransportError> {
+        let fails = self.0.with_faults(Faults { fail_at: Some(30), ..Faults::default() });
+        Ok(Failing::Pair(Pair { a: end(fails), ..self.pair()? }))
+    }
+}
+
+fn passes(config: Config) {
+    let report = conformance::run(&OverLoopback::new(config));
+    println!("{report}");
+    report.assert();
+    assert_eq!(report.waived().count(), 0, "loopback can be made to do everything");
+    assert_eq!(report.entries.len(), CHECKS.len());
+}
+
+#[test]
+fn loopback_passes() {
+    passes(Config::default());
+}
+
+#[test]
+fn loopback_passes_with_delays() {
+    passes(Config { faults: Faults { delay_polls: 3, ..Faults::default() }, ..Config::default() });
+}
+
+#[test]
+fn loopback_passes_out_of_order() {
+    passes(Config { faults: Faults { reorder_seed: Some(7), ..Faults::default() }, ..Config::default() });
+}
+
+#[test]
+fn loopback_passes_when_it_often_refuses() {
+    passes(Config { faults: Faults { refuse_every: 3, ..Faults::default() }, ..Config::default() });
+}
+
+#[test]
+fn loopback_passes_with_everything_and_little_room() {
+    let faults = Faults { delay_polls: 2, reorder_seed: Some(11), refuse_every: 5, ..Faults::default() };
+    passes(Config { depth: 3, faults });
+}
+
+/// A broken port at end A and at end B.
+struct OverBroken(Broken, Broken);
+
+impl Fixture for OverBroken {
+    fn pair(&self) -> Result<Pair, TransportError> {
+        Ok(Pair { a: end(self.0.clone()), b: end(self.0.clone()) })
+    }
+
+    fn failing_pair(&self) -> Result<Failing, TransportError> {
+        Ok(Failing::Pair(Pair { a: end(self.1.clone()), b: end(self.0.clone()) }))
+    }
+
+    fn limits(&self) -> Limits {
+        // Long enough for what these ports do in time; what they never do is waited for this long.
+        Limits { wait: Duration::from_millis(700), call: Duration::from_millis(150) }
+    }
+}
+
+/// A part of what the check that finds the defect has to say.
+fn words(defect: Defect) -> &'static str {
+    match defect {
+        Defect::Blocking => "expected poll returns; seen it has not within 700ms",
+        Defect::Slow => "kick returns at once",
+        Defect::SlowDrop => "drop returns at once",
+        Defect::WaitsForPeer => "submit returns at once",
+        Defect::HalfAccepted => "was refused",
+        Defect::StaysFull => "is accepted in the end",
+        Defect::SignalOvertakes | Defect::LostPut | Defect::TailArrivesLate => "expected with signal word",
+        Defect::StaleSignal | Defect::TruncatedSignal => "takes the values of the ops in order",
+        Defect::ForgottenOp => "completes within 700ms; seen of 112 ops 112 accepted and 111 complete",
+        Defect::RepeatedCompletion => "a second completion: op 2 of lane 0",
+        Defect::OverfullPoll => "2 completions reported, with room for 1",
+        Defect::EarlyCompletion | Defect::EarlyFlush => "expected with signal word",
+        Defect::OutOfBounds => "which nobody was to write",
+        Defect::WritesOnceQuiesced => "in what the quiesced port had bound: byte",
+        Defect::ForgetsError => "returns “put over loopback to the other end failed",
+        Defect::ChangesError => "again; seen the port is closed",
+        Defect::OpenOnceClosed => "submit on lane 0 returns “an error”",
+        Defect::NeedsKicks => "of 32 ops 32 accepted and 1 complete",
+        Defect::LanesFromOne => "lane 0 from bind, as lanes count from 0; seen lane 1",
+        Defect::BindingSpoils => "expected destination is refused as Unknown; seen the port is closed",
+        Defect::NeverQuiesced => "quiesced in the end; seen Pending after",
+        Defect::KeepsMemory => "expected release succeeds",
+        Defect::ReleasesBound => "memory that is bound is refused as Busy; seen success",
+        Defect::TrustsBytes => "cut to 0 bytes is refused as Malformed",
+        Defect::Panics => "a panic: the twelfth poll of a broken port",
+        _ => panic!("{defect:?} has no words here"),
+    }
+}
+
+#[test]
+fn every_defect_is_found_by_its_check() {
+    let mut misses = Vec::new();
+    for &(defect, name) in Defect::ALL {
+        let loopback = Loopback::new(Config::default()).unwrap();
+        let fails = loopback.with_faults(Faults { fail_at: Some(30), ..Faults::default() });
+        let fixture = OverBroken(Broken::new(loopback, defect), Broken::new(fails, defect));
+        let check = CHECKS.iter().find(|check| check.name == name).expect("a check of that name");
+        let outcome = (check.run)(&fixture);
+        let found = match &outcome {
+            Outcome::Failed(failure) => failure.to_string().contains(words(defect)),
+            _ => false,
+        };
+        println!("{defect:?}: {name}: {outcome:?}");
+        if !found {
+            misses.push(format!("{defect:?}, not found by {name} with “{}”: {outcome:?}", words(defect)));
+        }
+    }
+    assert!(misses.is_empty(), "{}", misses.join("\n"));
+}
+
+#[test]
+fn every_sentence_has_a_defect_that_its_check_finds() {
+    for check in CHECKS {
+        let found = Defect::ALL.iter().any(|(_, name)| *name == check.name);
+        assert!(found, "nothing shows that {} can fail", check.name);
+    }
+}
+
+/// Loopback that cannot be made to fail.
+struct Reliable(Loopback);
+
+impl Fixture for Reliable {
+    fn pair(&self) -> Result<Pair, TransportError> {
+        Ok(Pair { a: end(self.0.clone()), b: end(self.0.clone()) })
+    }
+
+    fn failing_pair(&self) -> Result<Failing, TransportError> {
+        Ok(Failing::Waived("this loopback does not fail".into()))
+    }
+}
+
+#[test]
+fn what_a_fixture_cannot_do_is_waived_by_name() {
+    let reliable = Reliable(Loopback::new(Config::default()).unwrap());
+    let outcome = conformance::checks::an_error_stays(&reliable);
+    assert_eq!(outcome, Outcome::Waived("this loopback does not fail".into()));
+    // A port that takes more than the check offers.
+    let roomy = OverLoopback::new(Config { depth: 1 << 20, ..Config::default() });
+    let outcome = conformance::checks::full_leaves_no_trace(&roomy);
+    assert!(matches!(&outcome, Outcome::Waived(reason) if reason.contains("was not full")), "{outcome:?}");
+}
