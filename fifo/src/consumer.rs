@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::Error;
 use crate::fifo::{Shared, gate};
 use crate::layout::host;
-use crate::sync::{Ordering, SLOT_LOAD, TAIL_STORE};
+use crate::sync::{Ordering, RECORD_LOAD, SLOT_LOAD, STOP_LOAD, TAIL_STORE};
 use crate::trigger::{Position, Trigger};
 
 /// Takes triggers out of a FIFO, one thread at a time, and tells producers how far it has come.
@@ -77,14 +77,16 @@ impl Consumer {
 
     /// Why no more triggers will come, if so: [`Error::Aborted`] or [`Error::Broken`].
     ///
-    /// Triggers from before an abort, or from below the position of a break, may still be there.
+    /// Triggers from before that may still be there: whoever asks first and then drains misses none that the thread
+    /// which aborted or broke the FIFO had pushed before. Do not wait for any: the position on record is the first
+    /// that was given up, and another push at a lower position may have given up after it.
     #[inline]
     pub fn closed(&self) -> Option<Error> {
-        let broken = self.shared.host[host::BROKEN].load(Ordering::Acquire);
+        let broken = self.shared.host[host::BROKEN].load(RECORD_LOAD);
         if broken != 0 {
             return Some(gate::error(broken, self.next));
         }
-        if self.shared.host[host::ABORT].load(Ordering::Relaxed) != 0 {
+        if self.shared.host[host::ABORT].load(STOP_LOAD) != 0 {
             return Some(Error::Aborted);
         }
         None

@@ -36,8 +36,10 @@ pub enum Error {
     #[error("the FIFO was aborted")]
     Aborted,
     /// An address is not aligned as its use needs.
-    #[error("address {address:#x} is not a multiple of {align_bytes}")]
+    #[error("{what} at {address:#x}: the address must be a multiple of {align_bytes}")]
     Alignment {
+        /// What lies there.
+        what: &'static str,
         /// The address.
         address: u64,
         /// The alignment that is needed.
@@ -93,8 +95,10 @@ pub enum Error {
         /// Both words.
         words: [u64; 2],
     },
-    /// A range is empty, ends past what it is part of, or past the address space.
-    #[error("{what}: {len_bytes} bytes at offset {offset_bytes} of {address:#x}, limit {limit_bytes} bytes")]
+    /// A range is empty, begins at address 0, or ends past what it is part of or past the address space.
+    #[error(
+        "{what}: {len_bytes} bytes at offset {offset_bytes} of {address:#x} must be 1 byte or more and end within {limit_bytes} bytes"
+    )]
     Range {
         /// What the range was to be.
         what: &'static str,

@@ -3,14 +3,16 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+#[cfg(not(loom))]
+use crate::Producer;
 use crate::error::{Cause, Error};
 use crate::layout::{device, host};
 use crate::memory::Words;
 #[cfg(not(loom))]
 use crate::memory::{Platform, Region};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, STOP_STORE, TAIL_LOAD};
 use crate::trigger::{PARITY, Position, Ring};
-use crate::{Consumer, Producer, Watch};
+use crate::{Consumer, Watch};
 
 /// The smallest ring.
 pub const MIN_SLOTS: u64 = 64;
@@ -38,6 +40,7 @@ impl Default for Config {
     }
 }
 
+#[cfg(not(loom))]
 impl Config {
     fn ring(&self) -> Result<Ring, Error> {
         if !self.slots.is_power_of_two() || !(MIN_SLOTS..=MAX_SLOTS).contains(&self.slots) {
@@ -99,11 +102,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn abort(&self) {
-        self.host[host::ABORT].store(gate::ABORTED, Ordering::Release);
+        self.host[host::ABORT].store(gate::ABORTED, STOP_STORE);
     }
 
     pub(crate) fn tail(&self) -> Position {
-        Position(self.host[host::TAIL].load(Ordering::Acquire))
+        Position(self.host[host::TAIL].load(TAIL_LOAD))
     }
 
     /// Marks every slot empty for its next position at or after `start`, and sets the host's words.
@@ -161,21 +164,17 @@ impl Fifo {
     /// [`Error::NotHostMemory`] or [`Error::Overlap`] for a memory that does not serve.
     pub fn in_memory(host: Region, device: Region, config: Config) -> Result<(Fifo, Consumer), Error> {
         let ring = config.ring()?;
-        let host = host.slice(0, host::len_bytes(ring.slots()))?;
-        let device = device.slice(0, device::LEN_BYTES)?;
-        for region in [&host, &device] {
-            let align_bytes = crate::layout::LINE_BYTES;
-            if region.address() % align_bytes != 0 {
-                return Err(Error::Alignment { address: region.address(), align_bytes });
+        let (a, b) = ("the FIFO's host memory", "the FIFO's device memory");
+        let host = host.part(a, 0, host::len_bytes(ring.slots()))?;
+        let device = device.part(b, 0, device::LEN_BYTES)?;
+        for (what, region) in [(a, &host), (b, &device)] {
+            let (address, align_bytes) = (region.address(), crate::layout::LINE_BYTES);
+            if address % align_bytes != 0 {
+                return Err(Error::Alignment { what, address, align_bytes });
             }
         }
         if host.overlaps(&device) {
-            return Err(Error::Overlap {
-                a: "host memory",
-                a_address: host.address(),
-                b: "device memory",
-                b_address: device.address(),
-            });
+            return Err(Error::Overlap { a, a_address: host.address(), b, b_address: device.address() });
         }
         let shared = Arc::new(Shared { ring, timeout: config.timeout, host: Words::new(host)?, device });
         shared.open(config.first_position)?;
@@ -220,10 +219,12 @@ impl Fifo {
 }
 
 impl Fifo {
-    /// Ends every wait in this FIFO, and every later call of a producer, with a status. The consumer may still drain.
+    /// Ends every wait in this FIFO; the consumer may still drain.
     ///
-    /// A push that waited for room had already taken its position, so it breaks the FIFO. [`Consumer::reset`] opens
-    /// it again.
+    /// A push that waits for room has already taken its position, so it breaks the FIFO. Producers look at the abort
+    /// word when they wait, and only then: pushes that find room succeed until one has to wait, at most one ring of
+    /// them, and from then on every push returns [`Error::Aborted`] or [`Error::Broken`]. [`Consumer::reset`] opens
+    /// the FIFO again.
     pub fn abort(&self) {
         self.shared.abort();
     }
@@ -270,13 +271,16 @@ impl Shared {
 #[cfg(loom)]
 impl Fifo {
     /// A FIFO of two slots in the model's memory, with its consumer and the producers' words.
-    pub(crate) fn model(timeout: Duration) -> (Fifo, Consumer, Words) {
+    pub(crate) fn model(timeout: Duration, start: Position) -> (Fifo, Consumer, Words) {
         let ring = Ring { shift: 1 };
         let host = Words::zeroed(host::len_bytes(ring.slots()));
         let device = Words::zeroed(device::LEN_BYTES);
         let shared = Arc::new(Shared { ring, timeout, host });
-        shared.clear(Position(0));
-        let consumer = Consumer::new(shared.clone(), Position(0));
+        for word in [device::HEAD, device::WATCH + crate::layout::watch::SEEN, device::FLUSHED] {
+            device[word].store(start.0, Ordering::Relaxed);
+        }
+        shared.clear(start);
+        let consumer = Consumer::new(shared.clone(), start);
         (Fifo { shared }, consumer, device)
     }
 }

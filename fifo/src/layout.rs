@@ -25,7 +25,8 @@ pub(crate) mod host {
     pub(crate) const SLOTS: usize = 32;
 
     pub(crate) const fn len_bytes(slots: u64) -> u64 {
-        SLOTS as u64 * 8 + slots * 16
+        // Saturated, a number of slots that no ring has makes a memory that no machine has.
+        slots.saturating_mul(16).saturating_add(SLOTS as u64 * 8)
     }
 }
 

@@ -121,7 +121,7 @@ impl Region {
     /// Describes memory that `owner` keeps alive.
     ///
     /// # Errors
-    /// [`Error::Range`] if the range is empty or ends past the address space.
+    /// [`Error::Range`] if the range is empty, begins at address 0 or ends past the address space.
     ///
     /// # Safety
     /// - The range lies in one allocation, mapped until `owner` is dropped.
@@ -134,12 +134,13 @@ impl Region {
         owner: Arc<dyn Memory>,
     ) -> Result<Self, Error> {
         if len_bytes == 0 || address == 0 || address.checked_add(len_bytes).is_none() {
+            let what = if address == 0 { "region at address 0" } else { "region" };
             return Err(Error::Range {
-                what: "region",
+                what,
                 offset_bytes: 0,
                 len_bytes,
                 address,
-                limit_bytes: u64::MAX,
+                limit_bytes: u64::MAX - address,
             });
         }
         Ok(Region { address, len_bytes, place, owner })
@@ -175,9 +176,19 @@ impl Region {
     /// # Errors
     /// [`Error::Range`] if the part is empty or does not lie inside.
     pub fn slice(&self, offset_bytes: u64, len_bytes: u64) -> Result<Region, Error> {
-        self.check(offset_bytes, len_bytes)?;
+        self.part("part of a region", offset_bytes, len_bytes)
+    }
+
+    /// [`slice`](Self::slice), with the name that its error gives the part.
+    pub(crate) fn part(
+        &self,
+        what: &'static str,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<Region, Error> {
+        self.check(what, offset_bytes, len_bytes)?;
         if len_bytes == 0 {
-            return Err(self.out_of_range(offset_bytes, len_bytes));
+            return Err(self.out_of_range(what, offset_bytes, len_bytes));
         }
         Ok(Region { address: self.address + offset_bytes, len_bytes, ..self.clone() })
     }
@@ -193,7 +204,7 @@ impl Region {
     /// # Errors
     /// [`Error::Range`], or the memory's own.
     pub fn read(&self, offset_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.check(offset_bytes, into.len() as u64)?;
+        self.check("read from a region", offset_bytes, into.len() as u64)?;
         self.owner.read(self.address + offset_bytes, into)
     }
 
@@ -202,25 +213,19 @@ impl Region {
     /// # Errors
     /// [`Error::Range`], or the memory's own.
     pub fn write(&self, offset_bytes: u64, from: &[u8]) -> Result<(), Error> {
-        self.check(offset_bytes, from.len() as u64)?;
+        self.check("write to a region", offset_bytes, from.len() as u64)?;
         self.owner.write(self.address + offset_bytes, from)
     }
 
-    fn check(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Error> {
+    fn check(&self, what: &'static str, offset_bytes: u64, len_bytes: u64) -> Result<(), Error> {
         match offset_bytes.checked_add(len_bytes) {
             Some(end) if end <= self.len_bytes => Ok(()),
-            _ => Err(self.out_of_range(offset_bytes, len_bytes)),
+            _ => Err(self.out_of_range(what, offset_bytes, len_bytes)),
         }
     }
 
-    fn out_of_range(&self, offset_bytes: u64, len_bytes: u64) -> Error {
-        Error::Range {
-            what: "part of a region",
-            offset_bytes,
-            len_bytes,
-            address: self.address,
-            limit_bytes: self.len_bytes,
-        }
+    fn out_of_range(&self, what: &'static str, offset_bytes: u64, len_bytes: u64) -> Error {
+        Error::Range { what, offset_bytes, len_bytes, address: self.address, limit_bytes: self.len_bytes }
     }
 }
 
@@ -249,9 +254,17 @@ impl Words {
             return Err(Error::NotHostMemory { address: region.address, place: region.place });
         }
         if region.address % 8 != 0 {
-            return Err(Error::Alignment { address: region.address, align_bytes: 8 });
+            return Err(Error::Alignment {
+                what: "memory as words",
+                address: region.address,
+                align_bytes: 8,
+            });
         }
         Ok(Words { region })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.region.address
     }
 
     /// The region that the words lie in.
@@ -287,6 +300,11 @@ impl Words {
     /// Zeroed words of the model.
     pub fn zeroed(len_bytes: u64) -> Self {
         Words { words: (0..len_bytes / 8).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// A model's words have no address.
+    pub(crate) fn address(&self) -> u64 {
+        0
     }
 }
 

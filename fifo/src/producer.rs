@@ -7,9 +7,9 @@ use crate::error::{Cause, Error};
 use crate::fifo::{Shared, check_timeout, gate, tail_watch};
 use crate::layout::{device, host};
 use crate::memory::Words;
-use crate::sync::{AtomicU64, Ordering, SLOT_STORE};
+use crate::sync::{AtomicU64, GATE_LOAD, GATE_STORE, Ordering, RECORD_STORE, SLOT_STORE};
 use crate::trigger::{Position, Trigger};
-use crate::watch::{Unreached, Watch};
+use crate::watch::{Unreached, Watch, timed_out};
 
 /// Pushes triggers from the processor: plays the GPU wherever there is none, and is the reference that the device
 /// header is read against. Clones push into the same FIFO.
@@ -61,7 +61,7 @@ impl Producer {
         if len == 0 || len > slots {
             return Err(Error::BatchLength { len: triggers.len(), slots });
         }
-        let closed = self.tail.gate().load(Ordering::Acquire);
+        let closed = self.tail.gate().load(GATE_LOAD);
         if closed != 0 {
             return Err(gate::error(closed, self.shared.tail()));
         }
@@ -89,7 +89,7 @@ impl Producer {
         let target = position.plus(1);
         self.tail.wait_raw(target, self.timeout).map_err(|unreached| match unreached {
             Unreached::Stopped(code) => gate::error(code, position),
-            Unreached::TimedOut => self.tail.timed_out("the tail", target, self.timeout),
+            Unreached::TimedOut { seen } => timed_out("the tail", target, seen, self.timeout),
         })
     }
 
@@ -102,23 +102,23 @@ impl Producer {
     #[cold]
     fn give_up(&self, unreached: Unreached, first: Position, room: Position) -> Error {
         let (mut expected, cause) = match unreached {
-            Unreached::TimedOut => (0, Cause::Timeout),
+            Unreached::TimedOut { .. } => (0, Cause::Timeout),
             Unreached::Stopped(code) => (code, Cause::Abort),
         };
         let record = gate::broken(cause, first);
         // An abort that nobody broke the FIFO in yet gives way to the break; a break stays.
         while expected == 0 || expected == gate::ABORTED {
-            match self.tail.gate().compare_exchange(expected, record, Ordering::AcqRel, Ordering::Acquire) {
+            match self.tail.gate().compare_exchange(expected, record, GATE_STORE, Ordering::Relaxed) {
                 Ok(_) => {
-                    self.host_record().store(record, Ordering::Release);
+                    self.host_record().store(record, RECORD_STORE);
                     break;
                 }
                 Err(now) => expected = now,
             }
         }
         match unreached {
-            Unreached::TimedOut => self.tail.timed_out("room in the ring", room, self.timeout),
-            Unreached::Stopped(_) => gate::error(self.tail.gate().load(Ordering::Acquire), first),
+            Unreached::TimedOut { seen } => timed_out("room in the ring", room, seen, self.timeout),
+            Unreached::Stopped(_) => gate::error(self.tail.gate().load(GATE_LOAD), first),
         }
     }
 

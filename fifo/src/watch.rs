@@ -4,7 +4,10 @@ use core::time::Duration;
 
 use crate::layout::watch;
 use crate::memory::Words;
-use crate::sync::{Deadline, Ordering, Pause, SEEN_LOAD, SEEN_STORE};
+use crate::sync::{
+    AtomicU64, Deadline, GATE_LOAD, GATE_STORE, Ordering, Pause, READER_RETURN, READER_TAKE, SEEN_LOAD,
+    SEEN_STORE, STOP_LOAD, TAIL_LOAD,
+};
 use crate::{Error, Position};
 
 /// A word in memory that is dear to read, waited for by many threads through a copy that is cheap to read.
@@ -29,8 +32,8 @@ pub struct Watch {
 pub(crate) enum Unreached {
     /// The gate was not 0; this is what it held.
     Stopped(u64),
-    /// The time was over.
-    TimedOut,
+    /// The time was over, and the word stood here.
+    TimedOut { seen: Position },
 }
 
 impl Watch {
@@ -44,9 +47,9 @@ impl Watch {
             if index.checked_add(len).is_none_or(|end| end > words.len()) {
                 return Err(Error::Range {
                     what: "word of a watch",
-                    offset_bytes: *index as u64 * 8,
+                    offset_bytes: (*index as u64).saturating_mul(8),
                     len_bytes: len as u64 * 8,
-                    address: 0,
+                    address: words.address(),
                     limit_bytes: words.len() as u64 * 8,
                 });
             }
@@ -62,21 +65,24 @@ impl Watch {
 
     /// Waits until the watched word has reached `target`, in wrapping arithmetic.
     ///
-    /// The word wins over the stop word: a target that was reached is reported as reached.
+    /// The word wins over the stop word and over the clock: before a wait gives up it looks at the word itself, so
+    /// a target that was reached is reported as reached. A timeout of zero is one look.
     ///
     /// # Errors
     /// [`Error::Stopped`] with the gate's value if the stop word ends the wait; [`Error::Timeout`] with what was
-    /// waited for, expected and seen.
+    /// waited for, expected and seen; [`Error::TimeoutRange`] for a timeout longer than
+    /// [`MAX_TIMEOUT`](crate::MAX_TIMEOUT).
     pub fn wait(&self, what: &'static str, target: Position, timeout: Duration) -> Result<(), Error> {
+        crate::fifo::check_timeout(timeout)?;
         self.wait_raw(target, timeout).map_err(|unreached| match unreached {
             Unreached::Stopped(code) => Error::Stopped { what, code },
-            Unreached::TimedOut => self.timed_out(what, target, timeout),
+            Unreached::TimedOut { seen } => timed_out(what, target, seen, timeout),
         })
     }
 
     /// The newest value of the watched word that this call can see, read from the word itself.
     pub fn value(&self) -> Position {
-        Position(self.value.0[self.value.1].load(Ordering::Acquire))
+        Position(self.value.0[self.value.1].load(TAIL_LOAD))
     }
 
     /// Whether the watched word has reached `target`, by the cheap copies alone.
@@ -91,7 +97,7 @@ impl Watch {
     }
 
     /// What ended this watch: 0 while it is open.
-    pub(crate) fn gate(&self) -> &crate::sync::AtomicU64 {
+    pub(crate) fn gate(&self) -> &AtomicU64 {
         &self.copy.0[self.copy.1 + watch::GATE]
     }
 
@@ -103,20 +109,23 @@ impl Watch {
         let deadline = Deadline::after(timeout);
         let mut pause = Pause::new();
         loop {
-            if reader.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            if reader.compare_exchange(0, 1, READER_TAKE, Ordering::Relaxed).is_ok() {
                 self.refresh();
-                reader.store(0, Ordering::Release);
+                reader.store(0, READER_RETURN);
             }
-            // The gate before the copy: whoever sees the gate closed sees the last value that was copied with it.
-            let gate = self.gate().load(Ordering::Acquire);
             if self.seen(target) {
                 return Ok(());
             }
-            if gate != 0 {
-                return Err(Unreached::Stopped(gate));
-            }
-            if deadline.passed() {
-                return Err(Unreached::TimedOut);
+            let gate = self.gate().load(GATE_LOAD);
+            if gate != 0 || deadline.passed() {
+                // The copy is as old as the last election. One look at the word itself, after the gate: it has
+                // every value from before the stop.
+                let seen = self.value();
+                return match gate {
+                    _ if seen.reached(target) => Ok(()),
+                    0 => Err(Unreached::TimedOut { seen }),
+                    _ => Err(Unreached::Stopped(gate)),
+                };
             }
             pause.wait();
         }
@@ -127,17 +136,15 @@ impl Watch {
     ///
     /// The copy never goes back: each reader got the election from the one before it, so it reads the word after it.
     fn refresh(&self) {
-        let stop = self.stop.0[self.stop.1].load(Ordering::Acquire);
-        let value = self.value.0[self.value.1].load(Ordering::Acquire);
-        // The copy before the gate; see `wait_raw`.
-        self.copy.0[self.copy.1 + watch::SEEN].store(value, SEEN_STORE);
+        let stop = self.stop.0[self.stop.1].load(STOP_LOAD);
+        self.copy.0[self.copy.1 + watch::SEEN].store(self.value().0, SEEN_STORE);
         if stop != 0 {
             // A gate that is not 0 stays: the first reason is the one reported.
-            let _ = self.gate().compare_exchange(0, stop, Ordering::Release, Ordering::Relaxed);
+            let _ = self.gate().compare_exchange(0, stop, GATE_STORE, Ordering::Relaxed);
         }
     }
+}
 
-    pub(crate) fn timed_out(&self, what: &'static str, target: Position, timeout: Duration) -> Error {
-        Error::Timeout { what, expected: target.0, seen: self.value().0, after: timeout }
-    }
+pub(crate) fn timed_out(what: &'static str, target: Position, seen: Position, timeout: Duration) -> Error {
+    Error::Timeout { what, expected: target.0, seen: seen.0, after: timeout }
 }
