@@ -171,10 +171,13 @@ PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) 
 PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger) { return push(fifo, trigger, fifo.timeout_ns); }
 
 // Pushes one trigger a lane, by all lanes of a warp that are converged here: one step of the head and one wait for all
-// of them, neighbouring lanes in neighbouring slots. A lane whose trigger is invalid gets kInvalid, the others go on.
+// of them, neighbouring lanes in neighbouring slots. The timeout is that of the lowest lane with a valid trigger. A lane
+// whose trigger is invalid, or whose FIFO is not the lowest lane's, gets kInvalid; the others go on.
 PORTWAY_FN Pushed push_warp(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
   const u32 active = platform::active_lanes();
-  const bool valid = fifo.accepts(timeout_ns) && detail::fits(trigger);
+  const u64 own = reinterpret_cast<u64>(fifo.head);
+  const bool same = platform::broadcast(active, own, platform::lowest(active)) == own;
+  const bool valid = same && fifo.accepts(timeout_ns) && detail::fits(trigger);
   const u32 lanes = platform::ballot(active, valid);
   if (lanes == 0) return {Status::kInvalid, 0};
   const u32 leader = platform::lowest(lanes);

@@ -161,15 +161,16 @@ PORTWAY_FN u64 clock_ns() {
   return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
-// Spins, yields a little, then sleeps, so that a thousand waiting threads leave the processor to the one they wait for.
-// Yielding for longer would be dear: on a busy machine each time costs the thread its turn.
+// Spins, yields a little, then sleeps, the longer the longer it has waited. So a thousand waiting threads leave the
+// processor to those that can go on. To yield for longer would be dear: on a busy machine each time costs a turn.
 struct Pause {
-  u32 rounds = 0;
+  u32 rounds = 0, sleep_us = 50;
   void wait(bool) {
     if (rounds < 20) {
       if (++rounds > 16) std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
+      if (sleep_us < 4000) sleep_us += sleep_us / 4;
     }
   }
 };

@@ -181,6 +181,14 @@ const Fact *portway_test_facts() {
       OFFSET(WatchHandle, stop),
       OFFSET(WatchHandle, seen),
       OFFSET(WatchHandle, reader),
+#define STATUS(name) {#name, static_cast<u64>(Status::name)}
+      STATUS(kOk),
+      STATUS(kTimeout),
+      STATUS(kAborted),
+      STATUS(kBrokenByTimeout),
+      STATUS(kBrokenByAbort),
+      STATUS(kInvalid),
+#undef STATUS
       {"kHandleVersion", kHandleVersion},
       {"kMaxTimeoutNs", kMaxTimeoutNs},
       {"kParity", kParity},
@@ -197,9 +205,19 @@ Outcome portway_test_push(const FifoHandle *fifo, const u64 *words, u64 timeout_
   return {static_cast<u64>(pushed.status), pushed.position};
 }
 
-Outcome portway_test_push_warp(const FifoHandle *fifo, const u64 *words, u64 timeout_ns) {
-  const Pushed pushed = push_warp(*fifo, Trigger{{words[0], words[1]}}, timeout_ns);
-  return {static_cast<u64>(pushed.status), pushed.position};
+// One call of `push_warp`, by `lanes` threads with a handle and a trigger each.
+void portway_test_push_warp(const FifoHandle *fifos, const u64 *words, u64 lanes, u64 timeout_ns, Outcome *outcomes) {
+  const u32 active = lanes == 32 ? ~0u : (1u << lanes) - 1;
+  platform::Warp warp(active);
+  std::vector<std::thread> threads;
+  for (u64 lane = 0; lane < lanes; lane++) {
+    threads.emplace_back([=, &warp] {
+      warp.join(static_cast<u32>(lane));
+      const Pushed pushed = push_warp(fifos[lane], Trigger{{words[2 * lane], words[2 * lane + 1]}}, timeout_ns);
+      outcomes[lane] = {static_cast<u64>(pushed.status), pushed.position};
+    });
+  }
+  for (auto &thread : threads) thread.join();
 }
 
 Outcome portway_test_push_batch(const FifoHandle *fifo, const u64 *words, u64 n, u64 timeout_ns) {
