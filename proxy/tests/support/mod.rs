@@ -55,6 +55,11 @@ pub fn channel_config(
     }
 }
 
+/// An engine with nothing to do, to put in the place of one that moves to a thread.
+pub fn empty_engine() -> Engine {
+    Engine::new(&Heap, Config { max_channels: 1, ..Config::default() }).unwrap()
+}
+
 /// Two ends, each with a FIFO and a channel to the other.
 #[derive(Debug)]
 pub struct Pair {
