@@ -4,18 +4,29 @@
 //!
 //! Everything that the engine relies on. [`conformance`](crate::conformance) tests each sentence.
 //!
-//! 1. **No call blocks.** Not for a peer, not for a device, not for a lock that another thread holds for long.
-//! 2. **An op is accepted whole or not at all.** After [`Submit::Full`] nothing of it happens.
+//! 1. **No call blocks**, nor does dropping a port. Not for a peer, not for a device, not for a lock that another
+//!    thread holds for long.
+//! 2. **An op is accepted whole or not at all.** After [`Submit::Full`] nothing of it happens; offered again while
+//!    ops complete, it is accepted in the end.
 //! 3. **A signal never overtakes data.** Whoever sees a signal of a lane sees the data of every earlier put of that
-//!    lane. Nothing is promised between lanes.
-//! 4. **Signals arrive as written**: the peer's word takes the values of the ops in order, and never goes back.
-//! 5. **Every accepted op completes once**, or the port fails. Completions come in any order.
+//!    lane. Nothing is promised between lanes, nor about which of two puts lands first.
+//! 4. **Signals arrive as written**: the peer's word takes the values of the ops in order, and never goes back. All
+//!    64 bits count; values in between may go unseen.
+//! 5. **Every accepted op completes once**, or the port fails. Completions come in any order; a poll reports no more
+//!    than it has room for, and the rest later.
 //! 6. **A put's completion** means that its source may be reused.
-//! 7. **A flush's completion** means that every earlier put of the lane has been delivered: nobody who sees a later
-//!    signal can miss it.
-//! 8. **Nothing else is written**: not a byte outside the destination range, none after the port is quiesced.
-//! 9. **After an error every call returns it.** The port is the unit of failure: all its lanes fail together.
-//! 10. **Progress needs only [`kick`](Port::kick) and [`poll`](Port::poll).** An op may rest until the next of them.
+//! 7. **A flush's completion** means that every earlier put of the lane has been delivered: nobody can miss it who sees
+//!    a signal, of any lane of the port, that was submitted after the completion was polled.
+//! 8. **Nothing else is written**: not a byte but those of the puts and the bound signal words, none after the port is
+//!    quiesced. Memory need not be aligned, nor a whole allocation.
+//! 9. **After an error every call returns it**, but for [`close`](Port::close), which works on. The port is the unit of
+//!    failure: all its lanes fail together. Completions not yet polled are lost. A closed port returns an error too.
+//! 10. **Progress needs only [`kick`](Port::kick) and [`poll`](Port::poll)**, and after a kick polls alone. An op may
+//!     rest until the next of them. The engine polls an idle port every millisecond, so an end may rely on its peer's.
+//! 11. **Lanes count from 0**, and can be bound while ops are under way. A refused binding changes nothing.
+//! 12. **What is bound stays bound** until the port is quiesced, and is free then. A port that is closed again and again
+//!     is quiesced in the end, after an error too.
+//! 13. **Bytes from a peer are checked**: truncated or foreign ones are [`Malformed`](TransportError::Malformed).
 
 use core::fmt::Debug;
 use core::time::Duration;

@@ -102,6 +102,8 @@ fn words(defect: Defect) -> &'static str {
         Defect::OverfullPoll => "2 completions reported, with room for 1",
         Defect::EarlyCompletion | Defect::EarlyFlush => "expected with signal word",
         Defect::OutOfBounds => "which nobody was to write",
+        Defect::WritesBehind => "at offset 100003, of the range",
+        Defect::MixesLanes => "expected with signal word",
         Defect::WritesOnceQuiesced => "in what the quiesced port had bound: byte",
         Defect::ForgetsError => "returns “put over loopback to the other end failed",
         Defect::ChangesError => "again; seen the port is closed",

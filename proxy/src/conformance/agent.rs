@@ -11,7 +11,7 @@ use std::time::Instant;
 use portway_fifo::Region;
 
 use super::command::{Answer, Command, Driven, Fault, FaultKind, Longest, Name, Plan, Reply, Track};
-use super::pattern::{self, Complaint};
+use super::pattern::{self, Complaint, Piece};
 use crate::TransportError;
 use crate::transport::{
     Binding, Close, Completion, Endpoint, Lane, LocalMemory, MemoryId, Op, Port, RemoteMemory, Submit,
@@ -43,12 +43,36 @@ pub(super) struct Agent {
     inside: Arc<Inside>,
     delay: RunDelay,
     longest: (&'static str, Duration),
-    memories: Vec<LocalMemory>,
+    memories: Vec<Kept>,
     remotes: Vec<RemoteMemory>,
     endpoint: Option<Box<dyn Endpoint>>,
     port: Option<Box<dyn Port>>,
     watched: Vec<Watched>,
 }
+
+/// A memory that a check registered, in the midst of what was allocated for it.
+#[derive(Clone, Debug)]
+struct Kept {
+    memory: LocalMemory,
+    around: Region,
+    /// Where in `around` the memory begins.
+    margin_bytes: u64,
+}
+
+impl Kept {
+    /// A piece of the memory as one of `around`. The pattern counts from there as well.
+    fn shifted(&self, piece: &Piece) -> Piece {
+        Piece {
+            offset_bytes: piece.offset_bytes + self.margin_bytes,
+            pattern_offset_bytes: piece.pattern_offset_bytes + self.margin_bytes,
+            ..*piece
+        }
+    }
+}
+
+/// What is allocated before and behind a memory, for its transport to leave alone: more than a page, and odd, so that no
+/// memory is aligned.
+const MARGIN_BYTES: u64 = 4_109;
 
 /// A track and how far its word has come.
 struct Watched {
@@ -106,16 +130,19 @@ impl Agent {
             }
             Command::Allocate { len_bytes } => {
                 let allocate = self.allocate.clone();
-                let region = self.transport_call("allocate", |_| Ok(allocate(len_bytes)?))?;
+                let around =
+                    self.transport_call("allocate", |_| Ok(allocate(len_bytes + 2 * MARGIN_BYTES)?))?;
+                let region = around.slice(MARGIN_BYTES, len_bytes).map_err(memory_fault)?;
                 let memory = self.transport_call("register", |transport| transport.register(&region))?;
-                self.keep(memory)?
+                self.keep(Kept { memory, around, margin_bytes: MARGIN_BYTES })?
             }
             Command::SignalWord {} => {
                 let memory = self.transport_call("signal_word", |transport| transport.signal_word())?;
-                self.keep(memory)?
+                let around = memory.region.clone();
+                self.keep(Kept { memory, around, margin_bytes: 0 })?
             }
             Command::Release { memory } => {
-                let memory = self.memory(memory)?.clone();
+                let memory = self.memory(memory)?.memory.clone();
                 self.transport_call("release", |transport| transport.release(&memory))?;
                 Reply::Done {}
             }
@@ -158,12 +185,21 @@ impl Agent {
                 Reply::Driven { driven }
             }
             Command::Fill { memory, seed } => {
-                let len_bytes = self.memory(memory)?.region.len_bytes();
-                self.write(memory, whole(len_bytes, seed))?
+                let around = self.memory(memory)?.around.clone();
+                let len_bytes = around.len_bytes();
+                let all = Piece { offset_bytes: 0, len_bytes, seed, pattern_offset_bytes: 0 };
+                write(&around, &all).map_err(memory_fault)?;
+                Reply::Done {}
             }
-            Command::Write { memory, piece } => self.write(memory, piece)?,
+            Command::Write { memory, piece } => {
+                let kept = self.memory(memory)?;
+                write(&kept.around, &kept.shifted(&piece)).map_err(memory_fault)?;
+                Reply::Done {}
+            }
             Command::Verify { memory, base, pieces } => {
-                let checked = pattern::check_all(&self.memory(memory)?.region, base, &pieces);
+                let kept = self.memory(memory)?;
+                let pieces: Vec<Piece> = pieces.iter().map(|piece| kept.shifted(piece)).collect();
+                let checked = pattern::check_all(&kept.around, base, &pieces, kept.margin_bytes);
                 Reply::Compared { complaint: checked.map_err(memory_fault)? }
             }
             Command::Word { memory } => Reply::Word { value: self.word(memory)? },
@@ -219,27 +255,27 @@ impl Agent {
         Fault::new(FaultKind::Panicked {}, self.inside.call(), format!("a panic: {message}"))
     }
 
-    fn keep(&mut self, memory: LocalMemory) -> Done<Reply> {
-        let export = self.transport_call("export", |transport| transport.export(&memory))?;
-        let len_bytes = memory.region.len_bytes();
-        self.memories.push(memory);
+    fn keep(&mut self, kept: Kept) -> Done<Reply> {
+        let export = self.transport_call("export", |transport| transport.export(&kept.memory))?;
+        let len_bytes = kept.memory.region.len_bytes();
+        self.memories.push(kept);
         Ok(Reply::Memory { number: self.memories.len() as u32 - 1, len_bytes, export })
     }
 
-    fn memory(&self, number: u32) -> Done<&LocalMemory> {
+    fn memory(&self, number: u32) -> Done<&Kept> {
         let missing = || Fault::new(FaultKind::Suite {}, "", format!("there is no memory {number}"));
         self.memories.get(number as usize).ok_or_else(missing)
     }
 
     fn name(&self, name: Name) -> Done<MemoryId> {
         match name {
-            Name::Local { number } => Ok(self.memory(number)?.id),
+            Name::Local { number } => Ok(self.memory(number)?.memory.id),
             Name::Remote { number } => match self.remotes.get(number as usize) {
                 Some(remote) => Ok(remote.id),
                 None => Err(Fault::new(FaultKind::Suite {}, "", format!("there is no import {number}"))),
             },
             Name::Nobodys {} => {
-                let known = self.memories.iter().map(|memory| memory.id.transport).next().unwrap_or(0);
+                let known = self.memories.first().map(|kept| kept.memory.id.transport).unwrap_or(0);
                 Ok(MemoryId { transport: !known, index: 0 })
             }
         }
@@ -333,22 +369,9 @@ impl Agent {
         }
     }
 
-    fn write(&mut self, memory: u32, piece: pattern::Piece) -> Done<Reply> {
-        const CHUNK_BYTES: u64 = 1 << 20;
-        let region = self.memory(memory)?.region.clone();
-        let mut done = 0;
-        while done < piece.len_bytes {
-            let mut bytes = vec![0; (piece.len_bytes - done).min(CHUNK_BYTES) as usize];
-            pattern::fill(piece.seed, piece.pattern_offset_bytes + done, &mut bytes);
-            region.write(piece.offset_bytes + done, &bytes).map_err(memory_fault)?;
-            done += bytes.len() as u64;
-        }
-        Ok(Reply::Done {})
-    }
-
     fn word(&self, memory: u32) -> Done<u64> {
         let mut bytes = [0; 8];
-        self.memory(memory)?.region.read(0, &mut bytes).map_err(memory_fault)?;
+        self.memory(memory)?.memory.region.read(0, &mut bytes).map_err(memory_fault)?;
         // What is read after a signal has to be as new as the signal.
         fence(Ordering::Acquire);
         Ok(u64::from_ne_bytes(bytes))
@@ -393,9 +416,10 @@ impl Agent {
                 }));
             };
             let next = watched.next + ahead + 1;
-            let region = &self.memory(watched.track.destination)?.region;
+            let kept = self.memory(watched.track.destination)?;
             for piece in steps[watched.next..next].iter().flat_map(|step| &step.pieces) {
-                if let Some(complaint) = pattern::check_piece(region, piece).map_err(memory_fault)? {
+                let checked = pattern::check_piece(&kept.around, &kept.shifted(piece), kept.margin_bytes);
+                if let Some(complaint) = checked.map_err(memory_fault)? {
                     return Ok(Some(Complaint {
                         expected: format!("with signal word {at} at {value}, {}", complaint.expected),
                         seen: complaint.seen,
@@ -409,9 +433,17 @@ impl Agent {
     }
 }
 
-/// The piece that is all of a memory.
-pub(super) fn whole(len_bytes: u64, seed: u64) -> pattern::Piece {
-    pattern::Piece { offset_bytes: 0, len_bytes, seed, pattern_offset_bytes: 0 }
+/// Writes a piece, some of it at a time.
+fn write(region: &Region, piece: &Piece) -> Result<(), portway_fifo::Error> {
+    const CHUNK_BYTES: u64 = 1 << 20;
+    let mut done = 0;
+    while done < piece.len_bytes {
+        let mut bytes = vec![0; (piece.len_bytes - done).min(CHUNK_BYTES) as usize];
+        pattern::fill(piece.seed, piece.pattern_offset_bytes + done, &mut bytes);
+        region.write(piece.offset_bytes + done, &bytes)?;
+        done += bytes.len() as u64;
+    }
+    Ok(())
 }
 
 fn memory_fault(error: portway_fifo::Error) -> Fault {

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use portway_fifo::Region;
 
@@ -52,6 +52,10 @@ pub enum Defect {
     LostPut,
     /// A put writes a byte too many.
     OutOfBounds,
+    /// A byte behind each registered memory is written, but none that the region reaches.
+    WritesBehind,
+    /// Puts of all lanes go between the first lane's memories.
+    MixesLanes,
     /// What is under way goes on after the port says that it is quiesced.
     WritesOnceQuiesced,
     /// An error is returned once.
@@ -98,6 +102,8 @@ impl Defect {
         (Defect::EarlyFlush, "a_completed_flush_means_delivered"),
         (Defect::LostPut, "signals_stay_behind_data"),
         (Defect::OutOfBounds, "nothing_else_is_written"),
+        (Defect::WritesBehind, "nothing_else_is_written"),
+        (Defect::MixesLanes, "random_ops"),
         (Defect::WritesOnceQuiesced, "nothing_is_written_once_quiesced"),
         (Defect::ForgetsError, "an_error_stays"),
         (Defect::ChangesError, "an_error_stays"),
@@ -122,17 +128,19 @@ pub struct Broken {
     inner: Loopback,
     defect: Defect,
     closed_ports: Arc<AtomicUsize>,
+    regions: Arc<Mutex<Vec<Region>>>,
 }
 
 impl Broken {
     /// Puts the defect on top of `inner`.
     pub fn new(inner: Loopback, defect: Defect) -> Self {
-        Broken { inner, defect, closed_ports: Arc::default() }
+        Broken { inner, defect, closed_ports: Arc::default(), regions: Arc::default() }
     }
 }
 
 impl Transport for Broken {
     fn register(&self, region: &Region) -> Result<LocalMemory, TransportError> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region.clone());
         self.inner.register(region)
     }
 
@@ -177,8 +185,7 @@ impl Endpoint for BrokenEndpoint {
         let inner = self.inner.connect(peer, timeout)?;
         Ok(Box::new(BrokenPort {
             inner,
-            defect: self.transport.defect,
-            closed_ports: self.transport.closed_ports.clone(),
+            transport: self.transport,
             held: VecDeque::new(),
             complete: VecDeque::new(),
             calls: Calls::default(),
@@ -209,8 +216,7 @@ struct Calls {
 #[derive(Debug)]
 struct BrokenPort {
     inner: Box<dyn Port>,
-    defect: Defect,
-    closed_ports: Arc<AtomicUsize>,
+    transport: Broken,
     held: VecDeque<Held>,
     complete: VecDeque<Completion>,
     calls: Calls,
@@ -264,7 +270,7 @@ impl BrokenPort {
 
     /// Gives an op to the port below, made worse.
     fn submit_worse(&mut self, op: Op) -> Result<Submit, TransportError> {
-        match (self.defect, op.put) {
+        match (self.transport.defect, op.put) {
             (Defect::SignalOvertakes, Some(_)) if op.signal.is_some() => {
                 let signal = Op { put: None, flush: false, ..hidden(op) };
                 match self.inner.submit(&signal)? {
@@ -328,6 +334,13 @@ impl BrokenPort {
                 self.calls.puts += u64::from(answer == Submit::Accepted);
                 Ok(answer)
             }
+            (Defect::MixesLanes, Some(_)) if op.lane != Lane(0) => {
+                let put = Op { lane: Lane(0), signal: None, flush: false, ..hidden(op) };
+                match self.inner.submit(&put)? {
+                    Submit::Full => Ok(Submit::Full),
+                    Submit::Accepted => self.hand_on(Op { put: None, ..op }, 0),
+                }
+            }
             (Defect::OutOfBounds, Some(put)) => {
                 let len_bytes = put.len_bytes + 1;
                 self.inner.submit(&Op { put: Some(Put { len_bytes, ..put }), ..op })
@@ -340,7 +353,7 @@ impl BrokenPort {
     /// What the defects that change a port's state make of a call.
     fn check(&self) -> Result<(), TransportError> {
         let ends = matches!(
-            self.defect,
+            self.transport.defect,
             Defect::WritesOnceQuiesced | Defect::KeepsMemory | Defect::NeverQuiesced | Defect::BindingSpoils
         );
         if ends && self.tripped { Err(TransportError::Closed) } else { Ok(()) }
@@ -348,14 +361,14 @@ impl BrokenPort {
 
     /// What the defects that concern errors make of a result.
     fn forget<T>(&mut self, result: Result<T, TransportError>, instead: T) -> Result<T, TransportError> {
-        let again = match self.defect {
+        let again = match self.transport.defect {
             Defect::ForgetsError | Defect::ChangesError if result.is_err() => {
                 core::mem::replace(&mut self.tripped, true)
             }
             Defect::OpenOnceClosed => self.tripped,
             _ => false,
         };
-        match self.defect {
+        match self.transport.defect {
             Defect::ChangesError if again => Err(TransportError::Closed),
             _ if again => Ok(instead),
             _ => result,
@@ -367,18 +380,20 @@ impl Port for BrokenPort {
     fn bind(&mut self, binding: &Binding) -> Result<Lane, TransportError> {
         self.check()?;
         let result = self.inner.bind(binding);
-        if self.defect == Defect::BindingSpoils && result.is_err() {
+        if self.transport.defect == Defect::BindingSpoils && result.is_err() {
             self.tripped = true;
         }
         let Lane(number) = self.forget(result, Lane(0))?;
-        Ok(Lane(if self.defect == Defect::LanesFromOne { number + 1 } else { number }))
+        Ok(Lane(if self.transport.defect == Defect::LanesFromOne { number + 1 } else { number }))
     }
 
     fn submit(&mut self, op: &Op) -> Result<Submit, TransportError> {
         self.check()?;
         self.calls.submits += 1;
-        match self.defect {
-            Defect::WaitsForPeer if self.closed_ports.load(Ordering::Relaxed) > 0 => std::thread::sleep(NAP),
+        match self.transport.defect {
+            Defect::WaitsForPeer if self.transport.closed_ports.load(Ordering::Relaxed) > 0 => {
+                std::thread::sleep(NAP)
+            }
             Defect::HalfAccepted if self.calls.submits % 5 == 0 => {
                 if op.put.is_some() {
                     self.inner.submit(&Op { signal: None, flush: false, ..hidden(*op) })?;
@@ -392,15 +407,22 @@ impl Port for BrokenPort {
         let answer = self.forget(result, Submit::Accepted)?;
         match answer {
             Submit::Accepted => self.calls.accepted += 1,
-            Submit::Full => self.tripped |= self.defect == Defect::StaysFull,
+            Submit::Full => self.tripped |= self.transport.defect == Defect::StaysFull,
         }
         Ok(answer)
     }
 
     fn kick(&mut self) -> Result<(), TransportError> {
         self.check()?;
-        match self.defect {
+        match self.transport.defect {
             Defect::Slow => std::thread::sleep(NAP),
+            Defect::WritesBehind => {
+                let regions = self.transport.regions.lock().unwrap_or_else(PoisonError::into_inner);
+                for region in regions.iter() {
+                    // There may be nothing behind it.
+                    let _ = region.owner().write(region.address() + region.len_bytes(), &[0xee]);
+                }
+            }
             Defect::NeedsKicks => {
                 if let Some(held) = self.held.front() {
                     if self.inner.submit(&held.op)? == Submit::Accepted {
@@ -417,7 +439,7 @@ impl Port for BrokenPort {
     fn poll(&mut self, completions: &mut [Completion]) -> Result<usize, TransportError> {
         self.check()?;
         self.calls.polls += 1;
-        match (self.defect, self.calls.polls) {
+        match (self.transport.defect, self.calls.polls) {
             (Defect::Blocking, 3) => std::thread::sleep(300 * NAP),
             (Defect::Panics, 12) => panic!("the twelfth poll of a broken port"),
             (Defect::NeedsKicks, _) => {}
@@ -432,7 +454,7 @@ impl Port for BrokenPort {
         for &completion in below[..count].iter().filter(|completion| completion.sequence & HIDDEN == 0) {
             self.calls.completions += 1;
             self.complete.push_back(completion);
-            if self.defect == Defect::RepeatedCompletion && self.calls.completions == 9 {
+            if self.transport.defect == Defect::RepeatedCompletion && self.calls.completions == 9 {
                 self.complete.push_back(completion);
             }
         }
@@ -441,11 +463,11 @@ impl Port for BrokenPort {
         for (slot, completion) in completions.iter_mut().zip(self.complete.drain(..count)) {
             *slot = completion;
         }
-        Ok(count + usize::from(overfull && self.defect == Defect::OverfullPoll))
+        Ok(count + usize::from(overfull && self.transport.defect == Defect::OverfullPoll))
     }
 
     fn close(&mut self) -> Result<Close, TransportError> {
-        match self.defect {
+        match self.transport.defect {
             Defect::NeverQuiesced => {
                 self.tripped = true;
                 return Ok(Close::Pending);
@@ -457,14 +479,14 @@ impl Port for BrokenPort {
             Defect::OpenOnceClosed => self.tripped = true,
             _ => {}
         }
-        self.closed_ports.fetch_add(1, Ordering::Relaxed);
+        self.transport.closed_ports.fetch_add(1, Ordering::Relaxed);
         self.inner.close()
     }
 }
 
 impl Drop for BrokenPort {
     fn drop(&mut self) {
-        match self.defect {
+        match self.transport.defect {
             Defect::SlowDrop => std::thread::sleep(NAP),
             Defect::WritesOnceQuiesced => {
                 let mut completions = [Completion { lane: Lane(0), sequence: 0 }; 64];

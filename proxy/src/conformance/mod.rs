@@ -47,20 +47,44 @@
 //!
 //! Ports are used as the engine uses them, on another thread than the one that connected them. Memory is read and
 //! written through [`Region::read`](portway_fifo::Region::read) and [`write`](portway_fifo::Region::write) alone, so it
-//! may lie on a device.
+//! may lie on a device. Each lies unaligned in a larger allocation, whose other bytes are watched.
 //!
 //! # Two processes
 //!
 //! One process runs the suite, with [`End::remote`] in the place of an end; the other calls [`serve`] with an [`End::new`]
-//! of its own. Between them they need a byte stream each way: the pipes of a child process, or a socket. What goes over
-//! it is small; bytes to move are made on the side where they lie. A remote end can be cloned and given to pair after
-//! pair; it forgets what the earlier check made.
+//! of its own. Between them they need a byte stream each way: the pipes of a child process, or a socket.
+//!
+//! ```no_run
+//! use std::process::{Command, Stdio};
+//! use std::time::Duration;
+//! # use portway_fifo::Heap;
+//! # use portway_proxy::conformance::{End, serve};
+//! # use portway_proxy::loopback::{Config, Loopback};
+//! # let mine = Loopback::new(Config::default())?;
+//!
+//! // In the process that runs the suite. A remote end can be cloned and given to pair after pair.
+//! let pipe = || Stdio::piped();
+//! let mut child = Command::new("the-other-end").stdin(pipe()).stdout(pipe()).spawn()?;
+//! let b = End::remote(child.stdout.take().unwrap(), child.stdin.take().unwrap());
+//!
+//! // In the other one.
+//! let end = End::new(mine, |len_bytes| Heap.allocate(len_bytes));
+//! serve(&end, std::io::stdin(), std::io::stdout(), Duration::from_secs(60))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What goes over the stream is small: bytes to move are made on the side where they lie. An end forgets what the
+//! earlier check made.
 //!
 //! # What it cannot show
 //!
-//! A race that did not happen. The checks look after every call of the port, which finds what is wrong in a port that
-//! works inside its calls each time; and while another thread drives it, which finds what hardware does wrong only
-//! when it does. [`broken`] has a port for each mistake that the checks are made to find.
+//! - A race that did not happen. The checks look after every call of the port, which finds what is wrong in a port that
+//!   works inside its calls each time; and while another thread drives it, which finds what hardware does wrong only
+//!   when it does.
+//! - That a port which fails leaves the other ports of its transport alone: each check has one connection.
+//! - That a put of gigabytes arrives, or one at an offset beyond the first few megabytes.
+//!
+//! [`broken`] has a port for each mistake that the checks are made to find.
 
 mod agent;
 pub mod broken;

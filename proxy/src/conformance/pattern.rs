@@ -65,8 +65,12 @@ pub(super) struct Complaint {
 /// How much is read at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Looks for the first byte of `region` that is not as one piece says.
-pub(super) fn check_piece(region: &Region, piece: &Piece) -> Result<Option<Complaint>, portway_fifo::Error> {
+/// Looks for the first byte of `region` that is not as one piece says. Complaints count offsets from `origin`.
+pub(super) fn check_piece(
+    region: &Region,
+    piece: &Piece,
+    origin: u64,
+) -> Result<Option<Complaint>, portway_fifo::Error> {
     let mut done = 0;
     while done < piece.len_bytes {
         let len_bytes = (piece.len_bytes - done).min(CHUNK_BYTES) as usize;
@@ -75,10 +79,12 @@ pub(super) fn check_piece(region: &Region, piece: &Piece) -> Result<Option<Compl
         region.read(piece.offset_bytes + done, &mut seen)?;
         if let Some(at) = (0..len_bytes).find(|&at| expected[at] != seen[at]) {
             let wrong = (at..len_bytes).filter(|&at| expected[at] != seen[at]).count();
-            let offset = piece.offset_bytes + done + at as u64;
-            let range = format!("{}..{}", piece.offset_bytes, piece.offset_bytes + piece.len_bytes);
+            let from_origin = |offset: u64| offset as i64 - origin as i64;
+            let offset = from_origin(piece.offset_bytes + done + at as u64);
+            let from = from_origin(piece.offset_bytes);
+            let to = from + piece.len_bytes as i64;
             return Ok(Some(Complaint {
-                expected: format!("byte {:#04x} at offset {offset}, of the range {range}", expected[at]),
+                expected: format!("byte {:#04x} at offset {offset}, of the range {from}..{to}", expected[at]),
                 seen: format!("{:#04x} ({wrong} wrong bytes in {len_bytes})", seen[at]),
             }));
         }
@@ -92,6 +98,7 @@ pub(super) fn check_all(
     region: &Region,
     base: u64,
     pieces: &[Piece],
+    origin: u64,
 ) -> Result<Option<Complaint>, portway_fifo::Error> {
     let mut pieces = pieces.to_vec();
     pieces.sort_by_key(|piece| piece.offset_bytes);
@@ -104,17 +111,17 @@ pub(super) fn check_all(
         pattern_offset_bytes: from,
     };
     for piece in &pieces {
-        let before = check_piece(region, &untouched(at, piece.offset_bytes))?;
+        let before = check_piece(region, &untouched(at, piece.offset_bytes), origin)?;
         if let Some(mut complaint) = before {
             complaint.expected += ", which nobody was to write";
             return Ok(Some(complaint));
         }
-        if let Some(complaint) = check_piece(region, piece)? {
+        if let Some(complaint) = check_piece(region, piece, origin)? {
             return Ok(Some(complaint));
         }
         at = piece.offset_bytes + piece.len_bytes;
     }
-    let behind = check_piece(region, &untouched(at, region.len_bytes()))?;
+    let behind = check_piece(region, &untouched(at, region.len_bytes()), origin)?;
     Ok(behind.map(|mut complaint| {
         complaint.expected += ", which nobody was to write";
         complaint
@@ -149,11 +156,11 @@ mod tests {
         fill(2, 5, &mut bytes[100..150]);
         region.write(0, &bytes).unwrap();
         let piece = Piece { offset_bytes: 100, len_bytes: 50, seed: 2, pattern_offset_bytes: 5 };
-        assert_eq!(check_all(&region, 1, &[piece]).unwrap(), None);
+        assert_eq!(check_all(&region, 1, &[piece], 7).unwrap(), None);
         for at in [0u64, 99, 100, 149, 150, 299] {
             region.write(at, &[!bytes[at as usize]]).unwrap();
-            let complaint = check_all(&region, 1, &[piece]).unwrap().unwrap();
-            assert!(complaint.expected.contains(&format!("at offset {at},")), "{complaint:?}");
+            let complaint = check_all(&region, 1, &[piece], 7).unwrap().unwrap();
+            assert!(complaint.expected.contains(&format!("at offset {},", at as i64 - 7)), "{complaint:?}");
             region.write(at, &[bytes[at as usize]]).unwrap();
         }
     }

@@ -345,7 +345,7 @@ impl Way {
         Ok(way)
     }
 
-    /// Binds one more lane. Its number has to be the next.
+    /// Binds one more lane.
     pub(super) fn add_lane(&mut self, from: &Side, to: &Side) -> Checked<()> {
         let word = to.signal_word()?;
         if word.len_bytes != 8 {
@@ -358,10 +358,6 @@ impl Way {
         let word_name = from.import(&word)?;
         let source = Name::Local { number: self.source.number };
         let lane = from.bind(source, self.destination_name, word_name)?;
-        if lane.0 as usize != self.lanes.len() {
-            let expected = format!("lane {} from bind, as lanes count from 0", self.lanes.len());
-            return Err(from.failure(expected, format!("lane {}", lane.0)));
-        }
         let (steps, unsignalled) = (Vec::new(), Vec::new());
         self.lanes.push(WayLane { lane, word, word_name, sequence: 0, signal: 0, steps, unsignalled });
         Ok(())

@@ -1,5 +1,6 @@
 //! [`Side`]: an end at work on a thread of its own, and whoever waits for it with a deadline.
 
+use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
 use std::io::{Read, Write};
@@ -165,6 +166,8 @@ pub(super) struct Side {
     commands: Option<mpsc::Sender<Command>>,
     answers: mpsc::Receiver<Answer>,
     inside: Arc<Inside>,
+    /// Lanes of its port.
+    lanes: Cell<u32>,
 }
 
 pub(super) type Checked<T> = Result<T, Failure>;
@@ -211,7 +214,7 @@ impl Side {
             drop(worker);
             drop(answered);
         });
-        let side = Side { name, limits, commands: Some(commands), answers, inside };
+        let side = Side { name, limits, commands: Some(commands), answers, inside, lanes: Cell::new(0) };
         thread.map_err(|error| side.failure("a thread", error.to_string()))?;
         side.done(Command::Reset {})?;
         Ok(side)
@@ -306,8 +309,17 @@ impl Side {
         reply!(self, Command::Endpoint {}, Reply::Endpoint { bytes } => bytes)
     }
 
+    /// Binds a lane. Its number has to be the next.
     pub(super) fn bind(&self, source: Name, destination: Name, signal: Name) -> Checked<Lane> {
-        reply!(self, Command::Bind { source, destination, signal }, Reply::Bound { lane } => lane)
+        let command = Command::Bind { source, destination, signal };
+        let lane = reply!(self, command, Reply::Bound { lane } => lane)?;
+        let next = self.lanes.get();
+        if lane != Lane(next) {
+            let expected = format!("lane {next} from bind, as lanes count from 0");
+            return Err(self.failure(expected, format!("lane {}", lane.0)));
+        }
+        self.lanes.set(next + 1);
+        Ok(lane)
     }
 
     /// Offers an op; whether it was accepted.

@@ -153,6 +153,7 @@ pub fn an_error_stays(fixture: &dyn Fixture) -> Outcome {
         errors_only(rig, &way, &spare, Some(&first))?;
         closed_for_good(rig)?;
         errors_only(rig, &way, &spare, None)?;
+        rig.a.done(Command::Release { memory: way.source.number })?;
         rig.leave_open();
         Ok(quiesce(&rig.b, rig.limits)?)
     })

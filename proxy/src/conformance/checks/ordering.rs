@@ -87,12 +87,14 @@ pub fn signals_arrive_as_written(fixture: &dyn Fixture) -> Outcome {
         let ops: Vec<_> = (0..2 * steps.len()).map(|at| way.op(at % 2, None, steps[at / 2], false)).collect();
         rig.b.watch(way.tracks())?;
         rig.lockstep(&ops)?;
+        // Now on many lanes.
+        let mut way = rig.way(64, 64)?;
         let mut random = Random::new(4);
         let mut ops = Vec::new();
-        for at in 0..600 {
+        for at in 0..1_000 {
             let put = (random.below(3) == 0).then_some((0, 0, 1 + random.below(60)));
             let by = 1 + random.below(1 << 28);
-            ops.push(way.op(at % 2, put, if put.is_some() { 1 } else { by }, false));
+            ops.push(way.op(at % 64, put, if put.is_some() { 1 } else { by }, false));
         }
         // These puts overlap, and only the signals are of interest.
         way.forget_puts();
@@ -106,53 +108,55 @@ pub fn signals_arrive_as_written(fixture: &dyn Fixture) -> Outcome {
 pub fn nothing_else_is_written(fixture: &dyn Fixture) -> Outcome {
     check(fixture, |rig| {
         let mut random = Random::new(8);
-        let mut there = rig.way(3, 200_003)?;
-        let mut back = rig.way_back(3, 200_003)?;
+        let mut ways = [rig.way(3, 100_003)?, rig.way_back(3, 100_003)?];
         for round in 0..4 {
-            there.refill(&rig.a, &rig.b, 2 * round + 1)?;
-            back.refill(&rig.b, &rig.a, 2 * round + 2)?;
-            let lens = random_lens(&mut random, 100, 11);
-            let ops = [there.random_ops(&mut random, &lens), back.random_ops(&mut random, &lens)];
+            ways[0].refill(&rig.a, &rig.b, 2 * round + 1)?;
+            ways[1].refill(&rig.b, &rig.a, 2 * round + 2)?;
+            let mut ops = || random_lens(&mut random, 100, 11);
+            let (there, back) = (ops(), ops());
+            let ops = [ways[0].random_ops(&mut random, &there), ways[1].random_ops(&mut random, &back)];
             both_ways(rig, &ops, [rig.plan(), rig.plan()])?;
-            compare(rig, &there, &back)?;
+            compare(rig, &ways[..1], &ways[1..])?;
         }
         // The first byte, the last byte, and all of it.
-        let len = there.destination.len_bytes;
-        for (round, range) in
-            [(0, 0, 1), (len - 1, len - 1, 1), (0, len - 1, 1), (0, 0, len)].into_iter().enumerate()
-        {
-            there.refill(&rig.a, &rig.b, 100 + round as u64)?;
-            let mut ops = vec![there.op(0, Some(range), 1, true)];
-            ops.extend(there.last_ops());
+        let len = ways[0].destination.len_bytes;
+        let ranges = [(0, 0, 1), (len - 1, len - 1, 1), (0, len - 1, 1), (0, 0, len)];
+        for (round, range) in ranges.into_iter().enumerate() {
+            ways[0].refill(&rig.a, &rig.b, 100 + round as u64)?;
+            let mut ops = vec![ways[0].op(0, Some(range), 1, true)];
+            ops.extend(ways[0].last_ops());
             both_ways(rig, &[ops, Vec::new()], [rig.plan(), rig.plan()])?;
-            compare(rig, &there, &back)?;
+            compare(rig, &ways[..1], &ways[1..])?;
         }
         Ok(())
     })
 }
 
-/// All sentences together: both ways, all kinds of ops, all sizes, in random order with random portions.
+/// All sentences together: both ways, between two memories each, all kinds of ops, in random order and portions.
 pub fn random_ops(fixture: &dyn Fixture) -> Outcome {
     const SEED: u64 = 0x5eed;
     check(fixture, |rig| {
         let mut random = Random::new(SEED);
-        let mut there = rig.way(8, 1 << 20)?;
-        let mut back = rig.way_back(8, 1 << 20)?;
+        let mut there = [rig.way(4, 500_000)?, rig.way(4, 500_001)?];
+        let mut back = [rig.way_back(4, 500_002)?, rig.way_back(4, 500_003)?];
         for round in 0..6 {
-            there.refill(&rig.a, &rig.b, 2 * round + 1)?;
-            back.refill(&rig.b, &rig.a, 2 * round + 2)?;
-            let mut side = |way: &mut Way| {
-                let lens = random_lens(&mut random, 300, 15);
+            let mut side = |from: &Side, to: &Side, ways: &mut [Way; 2], first: u64| -> Checked<_> {
+                let mut ops = [Vec::new(), Vec::new()];
+                for (at, way) in ways.iter_mut().enumerate() {
+                    way.refill(from, to, first + at as u64)?;
+                    let lens = random_lens(&mut random, 150, 15);
+                    ops[at] = way.random_ops(&mut random, &lens);
+                }
                 let plan = Plan {
                     submits_a_kick: 1 + random.below(64),
                     room: 1 + random.below(64),
                     polls_after: 3,
                     ..rig.plan()
                 };
-                (way.random_ops(&mut random, &lens), plan)
+                Ok((interleave(&mut random, ops), plan))
             };
-            let (there_ops, there_plan) = side(&mut there);
-            let (back_ops, back_plan) = side(&mut back);
+            let (there_ops, there_plan) = side(&rig.a, &rig.b, &mut there, 4 * round + 1)?;
+            let (back_ops, back_plan) = side(&rig.b, &rig.a, &mut back, 4 * round + 3)?;
             both_ways(rig, &[there_ops, back_ops], [there_plan, back_plan])
                 .and_then(|()| compare(rig, &there, &back))
                 .map_err(|failure| Failure {
@@ -162,6 +166,19 @@ pub fn random_ops(fixture: &dyn Fixture) -> Outcome {
         }
         Ok(())
     })
+}
+
+/// Both in one, each in its own order.
+fn interleave(random: &mut Random, ops: [Vec<Op>; 2]) -> Vec<Op> {
+    let mut rest = ops.map(Vec::into_iter);
+    let mut both = Vec::new();
+    loop {
+        let first = random.below(2) as usize;
+        match rest[first].next().or_else(|| rest[1 - first].next()) {
+            Some(op) => both.push(op),
+            None => return both,
+        }
+    }
 }
 
 /// Drives both ports at the same time: A the first ops, B the second.
@@ -179,14 +196,14 @@ fn both_ways(rig: &Rig, ops: &[Vec<Op>; 2], plans: [Plan; 2]) -> Checked<()> {
 }
 
 /// Waits for the last signals, then compares all memories.
-fn compare(rig: &Rig, there: &Way, back: &Way) -> Checked<()> {
-    rig.b.watch(there.tracks())?;
-    rig.all_seen(&rig.b)?;
-    rig.a.watch(back.tracks())?;
-    rig.all_seen(&rig.a)?;
-    for (way, from, to) in [(there, &rig.a, &rig.b), (back, &rig.b, &rig.a)] {
-        to.verify("the destination", &way.destination, way.base_seed, &way.pieces())?;
-        from.verify("the source", &way.source, way.source_seed, &[])?;
+fn compare(rig: &Rig, there: &[Way], back: &[Way]) -> Checked<()> {
+    for (ways, from, to) in [(there, &rig.a, &rig.b), (back, &rig.b, &rig.a)] {
+        to.watch(ways.iter().flat_map(Way::tracks).collect())?;
+        rig.all_seen(to)?;
+        for way in ways {
+            to.verify("the destination", &way.destination, way.base_seed, &way.pieces())?;
+            from.verify("the source", &way.source, way.source_seed, &[])?;
+        }
     }
     Ok(())
 }
