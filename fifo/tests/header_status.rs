@@ -78,6 +78,9 @@ fn a_timeout_breaks_the_fifo_and_everybody_says_so() {
             next = next.wrapping_add(1);
         });
         assert_eq!(taken as u64, SLOTS, "all from below the gap, nothing from above");
+        // What was handed on after the break is reported as handed on.
+        assert_eq!(device.sync(&handle, gap.wrapping_sub(1), 0), status::OK);
+        assert_eq!(device.sync(&handle, gap, LONG_NS), status::BROKEN_BY_TIMEOUT);
     }
 }
 

@@ -77,23 +77,25 @@ struct Waited {
 // with release, and the others watch that with acquire. When all of tens of thousands of threads read a word in pinned
 // memory over PCIe, they share the bus and the FIFO stands nearly still.
 // `flushed` may be null; otherwise it is a second copy that somebody else keeps fresh.
+//
+// The word wins over the stop word and over the clock: before a wait gives up it looks at the word itself. A timeout of
+// zero is one look.
 PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, u64 target, u64 timeout_ns) {
   const u64 deadline = platform::clock_ns() + timeout_ns;
   platform::Pause pause;
-  // A timeout is found before the last look, so that a wait of no time at all looks once as well.
-  for (bool last = false;; last = reached(platform::clock_ns(), deadline)) {
+  for (;;) {
     const Pair copy = platform::load_pair_acquire_device(watch.seen);
     if (reached(copy.first, target)) return {Status::kOk, 0};
     if (flushed && reached(platform::load_acquire_system(flushed), target)) return {Status::kOk, 0};
-    if (copy.second) {
-      // The gate was published after the last value; a pair is not read as one, so look at the value again.
-      const bool late = reached(platform::load_acquire_device(watch.seen), target);
-      return {late ? Status::kOk : Status::kAborted, copy.second};
+    const u64 gate = copy.second;
+    if (gate || reached(platform::clock_ns(), deadline)) {
+      // The copy is as old as the last election. The word after the gate: it has every value from before the stop.
+      if (reached(platform::load_acquire_system(watch.value), target)) return {Status::kOk, 0};
+      return {gate ? Status::kAborted : Status::kTimeout, gate};
     }
-    if (last) return {Status::kTimeout, 0};
     const bool elected = platform::compare_exchange_device(watch.reader, 0, 1) == 0;
     if (elected) {
-      // The stop word first: whoever sees the gate closed has seen every value from before the stop.
+      // The stop word first: whoever sees the gate closed can see every value from before the stop.
       const u64 stop = platform::load_acquire_system(watch.stop);
       const u64 value = platform::load_acquire_system(watch.value);
       platform::store_release_device(watch.seen, value);

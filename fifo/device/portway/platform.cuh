@@ -170,7 +170,7 @@ struct Pause {
       if (++rounds > 16) std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
-      if (sleep_us < 4000) sleep_us += sleep_us / 4;
+      if (sleep_us < 1600) sleep_us += sleep_us / 4;
     }
   }
 };
