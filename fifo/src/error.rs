@@ -29,6 +29,9 @@ impl core::fmt::Display for Cause {
 ///   `TimeoutRange`;
 /// - **the other side of the ring** or the program around it: `Aborted`, `Broken`, `Stopped`, `Timeout`;
 /// - **the system**: `OutOfMemory`, `Unsupported`.
+///
+/// The feature `cuda` adds, of the caller's: `Busy`, `Compile`; of the system's: `Driver`, `MissingFunction`,
+/// `NoLibrary`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -52,6 +55,51 @@ pub enum Error {
         len: usize,
         /// Slots of the ring.
         slots: u64,
+    },
+    /// Something is still in use, so it cannot be given back.
+    #[cfg(feature = "cuda")]
+    #[error("{what} is still in use by {shares} others")]
+    Busy {
+        /// What is in use.
+        what: &'static str,
+        /// How many others use it.
+        shares: u64,
+    },
+    /// Device code does not compile.
+    #[cfg(feature = "cuda")]
+    #[error("device code does not compile:\n{log}")]
+    Compile {
+        /// The compiler's messages.
+        log: String,
+    },
+    /// A call into a library of the system's, the CUDA driver or its compiler, failed.
+    #[cfg(feature = "cuda")]
+    #[error("{call} failed with status {status} ({name})")]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// The status that it returned.
+        status: i32,
+        /// The library's name for the status; "unknown" if it has none.
+        name: String,
+    },
+    /// A library of the system's lacks a function that is needed: it is too old.
+    #[cfg(feature = "cuda")]
+    #[error("{library} has no function {function}: a newer one is needed")]
+    MissingFunction {
+        /// The library.
+        library: String,
+        /// The function.
+        function: &'static str,
+    },
+    /// A library that is loaded when first used is not there.
+    #[cfg(feature = "cuda")]
+    #[error("{library} cannot be loaded: {reason}")]
+    NoLibrary {
+        /// The library.
+        library: String,
+        /// What the system says.
+        reason: String,
     },
     /// A push gave up after it had taken its position, so the triggers from there on cannot be delivered.
     #[error(

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod consumer;
+#[cfg(all(feature = "cuda", not(loom)))]
+pub mod cuda;
 mod error;
 mod fifo;
 #[cfg(not(loom))]

@@ -362,6 +362,42 @@ fn pieces(address: usize, len_bytes: usize, words: bool) -> impl Iterator<Item =
         .chain((tail..len_bytes).map(Piece::Byte))
 }
 
+/// Copies shared memory from `base` on to `into`, with relaxed atomic loads.
+///
+/// # Safety
+/// - The processor may load as many bytes, and nobody accesses them through a Rust reference to anything but atomics.
+pub(crate) unsafe fn load_bytes(base: *mut u8, into: &mut [u8]) {
+    for piece in pieces(base as usize, into.len(), true) {
+        match piece {
+            // SAFETY: `at` lies below the length, so the caller vouches for the byte.
+            Piece::Byte(at) => into[at] = unsafe { load_byte(base.wrapping_add(at)) },
+            Piece::Word(at) => {
+                // SAFETY: as above for all eight bytes; `pieces` aligned the word.
+                let word = unsafe { load_word(base.wrapping_add(at)) };
+                into[at..at + 8].copy_from_slice(&word.to_ne_bytes());
+            }
+        }
+    }
+}
+
+/// Copies `from` to shared memory from `base` on, with relaxed atomic stores.
+///
+/// # Safety
+/// - The processor may store as many bytes, and nobody accesses them through a Rust reference to anything but atomics.
+pub(crate) unsafe fn store_bytes(base: *mut u8, from: &[u8]) {
+    for piece in pieces(base as usize, from.len(), true) {
+        match piece {
+            // SAFETY: `at` lies below the length, so the caller vouches for the byte.
+            Piece::Byte(at) => unsafe { store_byte(base.wrapping_add(at), from[at]) },
+            Piece::Word(at) => {
+                let word = core::array::from_fn(|i| from[at + i]);
+                // SAFETY: as above for all eight bytes; `pieces` aligned the word.
+                unsafe { store_word(base.wrapping_add(at), u64::from_ne_bytes(word)) };
+            }
+        }
+    }
+}
+
 /// # Safety
 /// - The byte may be loaded, and is accessed atomically only.
 unsafe fn load_byte(from: *mut u8) -> u8 {
@@ -454,35 +490,16 @@ impl Memory for HeapMemory {
 
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let base = self.checked(address, into.len())?;
-        for piece in pieces(address as usize, into.len(), true) {
-            match piece {
-                // SAFETY: `checked` found the whole range inside the allocation, whose regions are accessed
-                // atomically only (contract of `Region::new`).
-                Piece::Byte(at) => into[at] = unsafe { load_byte(base.wrapping_add(at)) },
-                Piece::Word(at) => {
-                    // SAFETY: as above; `pieces` aligned the word.
-                    let word = unsafe { load_word(base.wrapping_add(at)) };
-                    into[at..at + 8].copy_from_slice(&word.to_ne_bytes());
-                }
-            }
-        }
+        // SAFETY: `checked` found the whole range inside the allocation, whose regions are accessed atomically only
+        // (contract of `Region::new`).
+        unsafe { load_bytes(base, into) };
         Ok(())
     }
 
     fn write(&self, address: u64, from: &[u8]) -> Result<(), Error> {
         let base = self.checked(address, from.len())?;
-        for piece in pieces(address as usize, from.len(), true) {
-            match piece {
-                // SAFETY: `checked` found the whole range inside the allocation, whose regions are accessed
-                // atomically only (contract of `Region::new`).
-                Piece::Byte(at) => unsafe { store_byte(base.wrapping_add(at), from[at]) },
-                Piece::Word(at) => {
-                    let word = core::array::from_fn(|i| from[at + i]);
-                    // SAFETY: as above; `pieces` aligned the word.
-                    unsafe { store_word(base.wrapping_add(at), u64::from_ne_bytes(word)) };
-                }
-            }
-        }
+        // SAFETY: as in `read`.
+        unsafe { store_bytes(base, from) };
         Ok(())
     }
 }
