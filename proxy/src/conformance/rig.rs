@@ -307,9 +307,8 @@ pub(super) fn each_completes_once(side: &Side, ops: &[Op], driven: &Driven, wait
     }
 }
 
-/// Lanes from one side to the other, over one source and one destination, with a signal word each. A clone remembers
-/// where it stood, for an op that is not accepted.
-#[derive(Clone, Debug)]
+/// Lanes from one side to the other, over one source and one destination, with a signal word each.
+#[derive(Debug)]
 pub(super) struct Way {
     pub(super) source: Memory,
     pub(super) destination: Memory,
@@ -320,7 +319,7 @@ pub(super) struct Way {
 }
 
 /// A lane, with what its coming op and signal need.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct WayLane {
     pub(super) lane: Lane,
     pub(super) word: Memory,
@@ -408,6 +407,20 @@ impl Way {
             state.signal
         });
         Op { lane: state.lane, sequence, put, signal, flush }
+    }
+
+    /// The latest op of its lane was refused, and is not going to be offered again.
+    pub(super) fn take_back(&mut self, op: &Op) {
+        for lane in self.lanes.iter_mut().filter(|lane| lane.lane == op.lane) {
+            lane.sequence -= 1;
+            if op.signal.is_some() {
+                lane.unsignalled = lane.steps.pop().map_or_else(Vec::new, |step| step.pieces);
+                lane.signal = lane.steps.last().map_or(0, |step| step.value);
+            }
+            if op.put.is_some() {
+                lane.unsignalled.pop();
+            }
+        }
     }
 
     /// Signals and flushes every lane, so that all puts are behind a signal.

@@ -101,11 +101,10 @@ pub fn full_leaves_no_trace(fixture: &dyn Fixture) -> Outcome {
             let mut stepper = rig.stepper();
             let mut refused = None;
             for at in 0..MANY_OPS {
-                let before = way.clone();
                 let op = small_put(&mut way, at);
                 if !stepper.offer_once(&op)? {
                     refused = Some((at, op));
-                    way = before;
+                    way.take_back(&op);
                     break;
                 }
             }

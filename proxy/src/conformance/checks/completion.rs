@@ -116,11 +116,10 @@ pub fn polls_alone_finish(fixture: &dyn Fixture) -> Outcome {
         let mut refused = false;
         let mut at = 0;
         while at < 32 && !refused {
-            let before = way.clone();
             let op = way.op(at as usize % 2, Some((at, 2_000 * at, 1_999)), at % 3, at % 5 == 0);
             refused = !stepper.offer_once(&op)?;
             if refused {
-                way = before;
+                way.take_back(&op);
             }
             at += 1;
         }
