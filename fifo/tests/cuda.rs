@@ -226,6 +226,24 @@ fn close_gives_everything_back_and_only_when_nobody_else_uses_it() {
 }
 
 #[test]
+fn close_waits_for_copies_that_may_be_under_way() {
+    let standin = Standin::new();
+    let context = context(&standin);
+    Stream::new(&context).unwrap().prime().unwrap();
+    context.reclaim().unwrap();
+    let before = standin.calls("cuCtxSynchronize");
+    standin.hold("cuCtxSynchronize");
+    std::thread::scope(|scope| {
+        let close = scope.spawn(|| context.close());
+        standin.wait_until_held("cuCtxSynchronize", 1);
+        assert_eq!(standin.calls("cuMemFreeHost"), 0, "freed while a copy may use it");
+        standin.release("cuCtxSynchronize");
+        close.join().unwrap().unwrap();
+    });
+    assert_eq!((standin.calls("cuCtxSynchronize"), standin.live()), (before + 1, 0));
+}
+
+#[test]
 fn dropping_never_calls_the_driver() {
     let standin = Standin::new();
     let context = context(&standin);

@@ -235,8 +235,9 @@ fn imported_memory_of_two_pieces_has_two_segments() {
     let access = *unsafe { library.get::<Access>(b"cuMemSetAccess\0") }.unwrap();
     let address = {
         let _current = device.context.current().unwrap();
-        // Page-locked, exportable as a descriptor, on device 0.
-        let properties: [u32; 8] = [1, 1, 1, 0, 0, 0, 0, 0];
+        // Page-locked, exportable as a descriptor, on device 0, for NICs if they can.
+        let for_nics = u32::from(device.context.attributes().gpu_direct_rdma_with_vmm) << 8;
+        let properties: [u32; 8] = [1, 1, 1, 0, 0, 0, for_nics, 0];
         let properties = properties.as_ptr().cast();
         let (mut len, mut address) = (0, 0);
         // SAFETY: all arguments outlive the call.

@@ -242,7 +242,12 @@ impl Context {
         let Some(mut inner) = Arc::into_inner(self.inner) else {
             return reclaimed.and(Err(Error::Busy { what: "the CUDA context", shares: shares.max(1) }));
         };
-        let destroyed = inner.enter().and_then(|_current| inner.copier.destroy(&inner.driver));
+        let destroyed = inner.enter().and_then(|_current| {
+            // A copy that timed out, or one that primed somebody's stream, may still be under way.
+            // SAFETY: the context is current and lives.
+            let finished = unsafe { inner.driver.cuCtxSynchronize() };
+            finished.and(inner.copier.destroy(&inner.driver))
+        });
         let released = match inner.owner.take() {
             // SAFETY: balances the retain in `new`; nothing uses the context any more.
             Some(Owner::Primary) => unsafe { inner.driver.cuDevicePrimaryCtxRelease_v2(inner.device) },

@@ -21,7 +21,8 @@ use crate::{Error, Memory, Place, Region};
 pub enum Kind {
     /// Page-locked host memory at the same address for the processor and all devices (`cuMemHostAlloc`). Not exported.
     Pinned,
-    /// Device memory mapped piece by piece (`cuMemCreate`): exported as a descriptor or a fabric handle.
+    /// Device memory mapped piece by piece (`cuMemCreate`): exported as a descriptor or a fabric handle. An allocation
+    /// takes whole pieces, of 2 MiB on the devices of today.
     Vmm,
     /// Device memory in one piece (`cuMemAlloc`): exported as a legacy handle.
     Legacy,
