@@ -1,22 +1,25 @@
 //! [`Engine`]: takes triggers, drives ports, moves frontiers. It owns no thread and reads no clock.
 //!
-//! Here is how one is made and changed; `step` is what it does all the time, `end` how its parts end.
+//! Here is how one is made and changed; `step` is what it does all the time.
 
-mod end;
+mod backend;
+mod port;
 mod step;
 
 use core::hash::{BuildHasher, Hasher};
 use core::time::Duration;
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portway_fifo::{Consumer, Fifo, Platform};
+
+use backend::{Backend, ChannelState};
+use port::PortState;
 
 use crate::channel::{self, Line, PortChannel, Slab};
 use crate::error::{ChannelError, Error, TransportError};
 use crate::request::{MAX_CHANNELS, MAX_REGION_BYTES};
 use crate::stats::{Board, Counts, Stats};
-use crate::transport::{Binding, Completion, Lane, LocalMemory, MemoryId, Port, RemoteMemory};
+use crate::transport::{Binding, LocalMemory, MemoryId, Port, RemoteMemory};
 use crate::window::Window;
 pub use step::Step;
 
@@ -174,51 +177,6 @@ struct FifoState {
     closed: bool,
 }
 
-#[derive(Debug)]
-struct PortState {
-    port: Box<dyn Port>,
-    /// Lane to index in `Engine::channels`.
-    lanes: Vec<u32>,
-    /// Submitted to since the last kick.
-    touched: bool,
-    /// Ops that it accepted and has not reported.
-    under_way: u64,
-    failed: Option<TransportError>,
-    closing: Closing,
-}
-
-#[derive(Debug)]
-enum Closing {
-    /// Not asked to.
-    Open,
-    Pending,
-    Quiesced,
-    /// It is as quiet as it will get, and what it had bound stays bound.
-    Failed(TransportError),
-}
-
-#[derive(Debug)]
-struct ChannelState {
-    shared: Arc<channel::Shared>,
-    /// The peer's signal word and the one here: no other channel may have them, since both are counted from 0.
-    words: [MemoryId; 2],
-    fifo: u32,
-    port: u32,
-    lane: Lane,
-    window: Window,
-    /// What the peer's signal word holds once every signal so far has arrived.
-    signal_value: u64,
-    /// Completed something since the frontier was stored.
-    moved: bool,
-    ended: bool,
-}
-
-/// Completions taken from a port at a time.
-const POLL_BATCH: usize = 64;
-
-/// What stands where a port has not written a completion: a lane that no port has.
-const NO_COMPLETION: Completion = Completion { lane: Lane(u32::MAX), sequence: 0 };
-
 /// Takes what is ready from its FIFOs, submits it to its ports, polls them, and publishes.
 ///
 /// [`step`](Self::step) never blocks, allocates, locks, logs or calls the system; whoever calls it decides how often,
@@ -227,14 +185,7 @@ const NO_COMPLETION: Completion = Completion { lane: Lane(u32::MAX), sequence: 0
 pub struct Engine {
     config: Config,
     fifos: Vec<FifoState>,
-    ports: Vec<PortState>,
-    channels: Vec<ChannelState>,
-    /// Channels with a backlog, each once, and those that ended with one.
-    waiting: VecDeque<u32>,
-    /// Channels whose frontier has to be stored, each once.
-    moved: Vec<u32>,
-    completions: Box<[Completion]>,
-    counts: Counts,
+    backend: Backend,
     /// What the board shows.
     shown: Counts,
     shared: Arc<Shared>,
@@ -257,17 +208,12 @@ impl Engine {
             channels: Mutex::default(),
         });
         Ok(Engine {
-            config,
             fifos: Vec::new(),
-            ports: Vec::new(),
-            channels: Vec::with_capacity(max_channels),
-            waiting: VecDeque::with_capacity(max_channels),
-            moved: Vec::with_capacity(max_channels),
-            completions: vec![NO_COMPLETION; POLL_BATCH].into_boxed_slice(),
-            counts: Counts::default(),
+            backend: Backend::new(max_channels, config.deadline),
             shown: Counts::default(),
             shared,
             next_housekeeping_ns: 0,
+            config,
         })
     }
 
@@ -290,18 +236,11 @@ impl Engine {
     /// # Errors
     /// [`Error::Limit`].
     pub fn add_port(&mut self, port: Box<dyn Port>) -> Result<PortId, Error> {
-        let index = self.ports.len();
+        let index = self.backend.ports.len();
         if index == MAX_CHANNELS {
             return Err(Error::Limit { what: "ports", limit: MAX_CHANNELS });
         }
-        self.ports.push(PortState {
-            port,
-            lanes: Vec::new(),
-            touched: false,
-            under_way: 0,
-            failed: None,
-            closing: Closing::Open,
-        });
+        self.backend.ports.push(PortState::new(port));
         Ok(PortId { engine: self.shared.id, index })
     }
 
@@ -322,7 +261,7 @@ impl Engine {
         let ChannelConfig { fifo: fifo_id, port: port_id, source, destination, outbound, inbound } = config;
         let (fifo_index, port_index) = (fifo_id.index, port_id.index);
         self.check_signal_words([outbound.id, inbound.id])?;
-        let (fifo_state, port_state) = (&mut self.fifos[fifo_index], &mut self.ports[port_index]);
+        let (fifo_state, port_state) = (&mut self.fifos[fifo_index], &mut self.backend.ports[port_index]);
         let number = fifo_state.channels.len() as u16;
         let Some(consumer) = &fifo_state.consumer else {
             return Err(being_reset(fifo_index));
@@ -339,40 +278,41 @@ impl Engine {
             Ok(lane) => {
                 let error =
                     TransportError::Contract { what: "lanes count from 0", lane: lane.0, sequence: 0 };
-                self.fail_port(port_index, error.clone());
+                self.backend.fail_port(port_index, error.clone());
                 return Err(error.into());
             }
             Err(error) => {
-                if matches!(error, TransportError::Panicked { .. }) {
-                    self.fail_port(port_index, error.clone());
+                if matches!(*error, TransportError::Panicked { .. }) {
+                    self.backend.fail_port(port_index, (*error).clone());
                 }
-                return Err(error.into());
+                return Err((*error).into());
             }
         };
         let start = consumer.position();
         let lens = (source.region.len_bytes(), destination.len_bytes);
         let channel = PortChannel::new(line, number, fifo, lens, inbound.region);
         channel.shared.set_frontier(start);
-        let index = self.channels.len() as u32;
+        let index = self.backend.channels.len() as u32;
         port_state.lanes.push(index);
         fifo_state.channels.push(index);
         self.shared.channels.lock().unwrap_or_else(PoisonError::into_inner).push(channel.shared.clone());
-        self.channels.push(ChannelState {
+        self.backend.channels.push(ChannelState {
             shared: channel.shared.clone(),
             words: [outbound.id, inbound.id],
             fifo: fifo_index as u32,
             port: port_index as u32,
             lane,
+            source_len_bytes: lens.0,
+            destination_len_bytes: lens.1,
             window: Window::new(self.config.window, start),
             signal_value: 0,
             moved: false,
-            ended: false,
         });
         Ok(channel)
     }
 
     fn check_signal_words(&self, words: [MemoryId; 2]) -> Result<(), Error> {
-        for channel in &self.channels {
+        for channel in &self.backend.channels {
             for (at, what) in ["outbound signal word", "inbound signal word"].into_iter().enumerate() {
                 if channel.words[at] == words[at] {
                     let (number, fifo) = (channel.shared.number, channel.fifo);
@@ -421,8 +361,10 @@ impl Engine {
 
     /// Whether every trigger that was pushed has been taken and every op is complete.
     pub fn is_idle(&self) -> bool {
-        let empty = |fifo: &FifoState| fifo.closed || fifo.consumer.as_ref().is_none_or(|c| c.peek().is_none());
-        self.fifos.iter().all(empty) && self.channels.iter().all(|c| c.ended || c.window.is_idle())
+        let empty =
+            |fifo: &FifoState| fifo.closed || fifo.consumer.as_ref().is_none_or(|c| c.peek().is_none());
+        self.fifos.iter().all(empty)
+            && self.backend.channels.iter().all(|c| c.has_ended() || c.window.is_idle())
     }
 
     /// What the engine has done so far.
@@ -436,9 +378,7 @@ impl Engine {
 
     /// Ops that were taken and are neither complete nor thrown away.
     pub(crate) fn under_way(&self) -> u64 {
-        let in_ports: u64 = self.ports.iter().map(|port| port.under_way).sum();
-        let backlogs: u64 = self.channels.iter().map(|channel| channel.window.backlog()).sum();
-        in_ports + backlogs
+        self.backend.under_way()
     }
 }
 

@@ -175,7 +175,7 @@ impl ChannelProducer {
 
     fn push(&self, request: Request) -> Result<Position, Error> {
         let shared = &self.channel.shared;
-        if let Some(fault) = request.fault(shared.source_len_bytes, shared.destination_len_bytes) {
+        if let Some(fault) = request.fault((shared.source_len_bytes, shared.destination_len_bytes)) {
             return Err(Error::Request { request, fault });
         }
         if let Some(error) = self.channel.shared.error() {

@@ -82,7 +82,10 @@ impl Request {
         ];
         for (what, value, limit) in fields {
             if value > limit {
-                return Err(Error::Request { request: self, fault: RequestFault::Field { what, value, limit } });
+                return Err(Error::Request {
+                    request: self,
+                    fault: RequestFault::Field { what, value, limit },
+                });
             }
         }
         let size = u64::from(self.size);
@@ -109,30 +112,42 @@ impl Request {
         }
     }
 
-    /// What is wrong with this request for regions of these lengths, if anything. The rules that the device code
-    /// follows too.
+    /// The channel of a trigger, as an index.
     #[inline]
-    pub(crate) fn fault(&self, source_len_bytes: u64, destination_len_bytes: u64) -> Option<RequestFault> {
-        let size = u64::from(self.size);
-        if self.op.has(OpSet::PUT) {
-            if size == 0 {
-                return Some(RequestFault::Empty);
-            }
-            // Both sums stay below 2^41.
-            if self.source_offset_bytes + size > source_len_bytes {
-                return Some(RequestFault::Source { limit_bytes: source_len_bytes });
-            }
-            if self.destination_offset_bytes + size > destination_len_bytes {
-                return Some(RequestFault::Destination { limit_bytes: destination_len_bytes });
-            }
-        } else if self.op.has(OpSet::SIGNAL) {
-            if size == 0 {
-                return Some(RequestFault::Empty);
-            }
-        } else if self.op.0 == 0 {
-            return Some(RequestFault::UndefinedOp);
+    pub(crate) const fn channel_of(trigger: Trigger) -> usize {
+        Request::decode(trigger).channel as usize
+    }
+
+    /// What is wrong with this request for a source and a destination region of these lengths, if anything. The rules
+    /// that the device code follows too.
+    pub(crate) fn fault(self, lens: (u64, u64)) -> Option<RequestFault> {
+        let put = self.op.has(OpSet::PUT);
+        if self.op.0 == 0 {
+            Some(RequestFault::UndefinedOp)
+        } else if self.size == 0 && self.op != OpSet::FLUSH {
+            Some(RequestFault::Empty)
+        } else if put && !self.is_inside((lens.0, u64::MAX)) {
+            Some(RequestFault::Source { limit_bytes: lens.0 })
+        } else if put && !self.is_inside((u64::MAX, lens.1)) {
+            Some(RequestFault::Destination { limit_bytes: lens.1 })
+        } else {
+            None
         }
-        None
+    }
+
+    /// Whether this is a put, with or without more, that has no [`fault`](Self::fault).
+    #[inline]
+    pub(crate) fn is_sound_put(self, lens: (u64, u64)) -> bool {
+        self.op.has(OpSet::PUT) && self.size != 0 && self.is_inside(lens)
+    }
+
+    /// Whether both ranges end within these lengths.
+    #[inline]
+    fn is_inside(self, lens: (u64, u64)) -> bool {
+        let size = u64::from(self.size);
+        // In what a trigger says both ends stay below 2^41.
+        self.source_offset_bytes.saturating_add(size) <= lens.0
+            && self.destination_offset_bytes.saturating_add(size) <= lens.1
     }
 }
 

@@ -106,6 +106,6 @@ impl Board {
     }
 }
 
-pub(crate) fn stall_word(fifo: usize, channel: u16) -> u64 {
-    ((fifo as u64) << 16 | u64::from(channel)) + 1
+pub(crate) fn stall_word(fifo: u32, channel: u16) -> u64 {
+    (u64::from(fifo) << 16 | u64::from(channel)) + 1
 }
