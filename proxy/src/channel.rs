@@ -167,8 +167,7 @@ impl PortChannel {
     pub(crate) fn new(line: Line, number: u16, fifo: Fifo, lens: (u64, u64), inbound: Region) -> Self {
         let (source_len_bytes, destination_len_bytes) = lens;
         let error = OnceLock::new();
-        let shared =
-            Shared { number, fifo, source_len_bytes, destination_len_bytes, inbound, line, error };
+        let shared = Shared { number, fifo, source_len_bytes, destination_len_bytes, inbound, line, error };
         PortChannel { shared: Arc::new(shared) }
     }
 
