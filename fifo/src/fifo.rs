@@ -30,13 +30,16 @@ pub struct Config {
     pub slots: u64,
     /// How long a push or a sync waits, at most [`MAX_TIMEOUT`]. 10 seconds unless told otherwise.
     pub timeout: Duration,
+    /// Whether waiters also look at the tail's replica in device memory. Set it if a flusher writes the replica; each
+    /// look of a waiter costs a little more. Not set unless told otherwise.
+    pub replica: bool,
     /// The first position. 0 unless a test wants to see the counters wrap.
     pub first_position: Position,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { slots: 2048, timeout: Duration::from_secs(10), first_position: Position(0) }
+        Config { slots: 2048, timeout: Duration::from_secs(10), replica: false, first_position: Position(0) }
     }
 }
 
@@ -95,6 +98,7 @@ pub(crate) mod gate {
 pub(crate) struct Shared {
     pub(crate) ring: Ring,
     pub(crate) timeout: Duration,
+    replica: bool,
     pub(crate) host: Words,
     #[cfg(not(loom))]
     device: Region,
@@ -176,7 +180,13 @@ impl Fifo {
         if host.overlaps(&device) {
             return Err(Error::Overlap { a, a_address: host.address(), b, b_address: device.address() });
         }
-        let shared = Arc::new(Shared { ring, timeout: config.timeout, host: Words::new(host)?, device });
+        let shared = Arc::new(Shared {
+            ring,
+            timeout: config.timeout,
+            replica: config.replica,
+            host: Words::new(host)?,
+            device,
+        });
         shared.open(config.first_position)?;
         let consumer = Consumer::new(shared.clone(), config.first_position);
         Ok((Fifo { shared }, consumer))
@@ -211,7 +221,7 @@ impl Fifo {
             slots: at(host, host::SLOTS),
             head: at(device, device::HEAD),
             tail: WatchHandle::new(at(host, host::TAIL), at(host, host::ABORT), at(device, device::WATCH)),
-            flushed: at(device, device::FLUSHED),
+            flushed: if self.shared.replica { at(device, device::FLUSHED) } else { 0 },
             broken: at(host, host::BROKEN),
             timeout_ns: self.shared.timeout.as_nanos() as u64,
         }
@@ -222,9 +232,9 @@ impl Fifo {
     /// Ends every wait in this FIFO; the consumer may still drain.
     ///
     /// A push that waits for room has already taken its position, so it breaks the FIFO. Producers look at the abort
-    /// word when they wait, and only then: pushes that find room succeed until one has to wait, at most one ring of
-    /// them, and from then on every push returns [`Error::Aborted`] or [`Error::Broken`]. [`Consumer::reset`] opens
-    /// the FIFO again.
+    /// word when they wait, and only then: pushes that find room succeed until one has to wait (one ring of them, if
+    /// the consumer stops as well), and from then on every push returns [`Error::Aborted`] or [`Error::Broken`].
+    /// [`Consumer::reset`] opens the FIFO again.
     pub fn abort(&self) {
         self.shared.abort();
     }
@@ -275,7 +285,7 @@ impl Fifo {
         let ring = Ring { shift: 1 };
         let host = Words::zeroed(host::len_bytes(ring.slots()));
         let device = Words::zeroed(device::LEN_BYTES);
-        let shared = Arc::new(Shared { ring, timeout, host });
+        let shared = Arc::new(Shared { ring, timeout, replica: true, host });
         for word in [device::HEAD, device::WATCH + crate::layout::watch::SEEN, device::FLUSHED] {
             device[word].store(start.0, Ordering::Relaxed);
         }
@@ -289,7 +299,7 @@ impl Fifo {
 pub(crate) fn tail_watch(shared: &Shared, device: &Words) -> Result<Watch, Error> {
     let host = |index| (shared.host.clone(), index);
     let watch = Watch::new(host(host::TAIL), host(host::ABORT), (device.clone(), device::WATCH))?;
-    Ok(watch.with_flushed(device.clone(), device::FLUSHED))
+    Ok(if shared.replica { watch.with_flushed(device.clone(), device::FLUSHED) } else { watch })
 }
 
 #[cfg(all(test, not(loom)))]

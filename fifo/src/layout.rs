@@ -90,7 +90,7 @@ pub struct FifoHandle {
     pub head: u64,
     /// The tail, with the abort word as stop.
     pub tail: WatchHandle,
-    /// The address of the tail's replica in device memory, written by the flusher alone.
+    /// The address of the tail's replica in device memory, written by the flusher alone; 0 if there is none.
     pub flushed: u64,
     /// The address of the host's record of a break.
     pub broken: u64,

@@ -30,7 +30,8 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn open(slots: u64, first_position: Position) -> (Fifo, Consumer) {
-    Fifo::new(&Heap, Config { slots, timeout: Duration::from_secs(50), first_position }).unwrap()
+    Fifo::new(&Heap, Config { slots, timeout: Duration::from_secs(50), first_position, ..Config::default() })
+        .unwrap()
 }
 
 /// Drains until `done` says so, or until something is wrong.

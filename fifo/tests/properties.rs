@@ -13,7 +13,7 @@ const PARITY: u64 = 1 << 63;
 fn fifo(slots: u64, first_position: Position, timeout: Duration) -> (Fifo, Consumer, Region) {
     let host = Heap.allocate(Fifo::host_len_bytes(slots)).unwrap();
     let device = Heap.allocate(Fifo::DEVICE_LEN_BYTES).unwrap();
-    let config = Config { slots, timeout, first_position };
+    let config = Config { slots, timeout, first_position, ..Config::default() };
     let (fifo, consumer) = Fifo::in_memory(host.clone(), device, config).unwrap();
     (fifo, consumer, host)
 }

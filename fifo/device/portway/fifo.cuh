@@ -18,7 +18,7 @@ constexpr u64 kParity = 1ull << 63;
 enum class Status : u32 {
   kOk = 0,
   kTimeout = 1,         // the time was over
-  kAborted = 2,         // the FIFO was aborted; this call took no position
+  kAborted = 2,         // the FIFO was aborted (from a wait; a push had taken a position, so it breaks the FIFO)
   kBrokenByTimeout = 3, // a push gave up at the position that comes with the status; nothing after it is delivered
   kBrokenByAbort = 4,   // the same, because of an abort
   kInvalid = 5,         // an argument was refused; nothing happened
@@ -44,7 +44,7 @@ struct FifoHandle {
   u64 *slots;
   u64 *head;
   WatchHandle tail;
-  u64 *flushed; // the tail's replica in device memory, written by the flusher alone
+  u64 *flushed; // the tail's replica in device memory, written by the flusher alone; null if there is none
   u64 *broken;
   u64 timeout_ns;
 
@@ -71,6 +71,26 @@ struct Waited {
   u64 gate;
 };
 
+namespace detail {
+
+// What the elected reader does: reads the word until it has reached `target`, and publishes what it sees. False if it is
+// stopped, late, or has looked often enough.
+PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 start, u64 timeout_ns) {
+  for (u32 look = 0; look < platform::kReaderLooks; look++) {
+    // Both loads are on their way at once, so a look costs one trip over the bus.
+    const u64 stop = platform::load_relaxed_system(watch.stop);
+    const u64 value = platform::load_acquire_system(watch.value);
+    if (value != copied) platform::store_release_device(watch.seen, value);
+    copied = value;
+    if (stop) platform::compare_exchange_device(watch.seen + 1, 0, stop);
+    if (reached(value, target)) return true;
+    if (stop || platform::clock_ns() - start >= timeout_ns) return false;
+  }
+  return false;
+}
+
+} // namespace detail
+
 // Waits until the watched word has reached `target`.
 //
 // At most one waiter at a time, the elected reader, reads the word itself; it publishes what it saw in device memory
@@ -81,26 +101,25 @@ struct Waited {
 // The word wins over the stop word and over the clock: before a wait gives up it looks at the word itself. A timeout of
 // zero is one look.
 PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, u64 target, u64 timeout_ns) {
-  const u64 deadline = platform::clock_ns() + timeout_ns;
+  const u64 start = platform::clock_ns();
   platform::Pause pause;
   for (;;) {
     const Pair copy = platform::load_pair_acquire_device(watch.seen);
     if (reached(copy.first, target)) return {Status::kOk, 0};
     if (flushed && reached(platform::load_acquire_system(flushed), target)) return {Status::kOk, 0};
     const u64 gate = copy.second;
-    if (gate || reached(platform::clock_ns(), deadline)) {
+    if (gate || platform::clock_ns() - start >= timeout_ns) {
       // The copy is as old as the last election. The word after the gate: it has every value from before the stop.
       if (reached(platform::load_acquire_system(watch.value), target)) return {Status::kOk, 0};
       return {gate ? Status::kAborted : Status::kTimeout, gate};
     }
-    const bool elected = platform::compare_exchange_device(watch.reader, 0, 1) == 0;
+    const bool elected = platform::elect_device(watch.reader);
     if (elected) {
-      // The stop word first: whoever sees the gate closed can see every value from before the stop.
-      const u64 stop = platform::load_acquire_system(watch.stop);
-      const u64 value = platform::load_acquire_system(watch.value);
-      platform::store_release_device(watch.seen, value);
-      if (stop) platform::compare_exchange_device(watch.seen + 1, 0, stop);
-      platform::store_release_device(watch.reader, 0);
+      const bool done = detail::read(watch, copy.first, target, start, timeout_ns);
+      // The next reader's copy may land before this one's. Then the copy falls behind until the next look, and a copy
+      // that is behind is not wrong.
+      platform::store_relaxed_device(watch.reader, 0);
+      if (done) return {Status::kOk, 0};
     }
     pause.wait(elected);
   }
@@ -143,9 +162,11 @@ PORTWAY_FN Pushed give_up(const FifoHandle &fifo, Waited waited, u64 first) {
 
 // Takes `n` consecutive positions and waits until all their slots are free.
 PORTWAY_FN Pushed take(const FifoHandle &fifo, u64 n, u64 timeout_ns) {
-  const Pair copy = platform::load_pair_acquire_device(fifo.tail.seen);
-  if (copy.second) return closed(copy.second, copy.first);
+  // Both are on their way at once. Nothing has to be acquired with the copy: the slot is stored only if it says that
+  // there is room, and a store is not made before what decides about it is known.
   const u64 first = platform::fetch_add_relaxed_device(fifo.head, n);
+  const Pair copy = platform::load_pair_relaxed_device(fifo.tail.seen);
+  if (copy.second) return give_up(fifo, {Status::kAborted, copy.second}, first);
   const u64 room = fifo.room(first + n - 1);
   if (!reached(copy.first, room)) {
     const Waited waited = wait(fifo.tail, fifo.flushed, room, timeout_ns);
@@ -173,20 +194,19 @@ PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) 
 PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger) { return push(fifo, trigger, fifo.timeout_ns); }
 
 // Pushes one trigger a lane, by all lanes of a warp that are converged here: one step of the head and one wait for all
-// of them, neighbouring lanes in neighbouring slots. The timeout is that of the lowest lane with a valid trigger. A lane
-// whose trigger is invalid, or whose FIFO is not the lowest lane's, gets kInvalid; the others go on.
+// of them, neighbouring lanes in neighbouring slots. All lanes give the same FIFO. The timeout is that of the lowest lane
+// with a valid trigger; a lane whose trigger is invalid gets kInvalid, and the others go on.
 PORTWAY_FN Pushed push_warp(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
   const u32 active = platform::active_lanes();
-  const u64 own = reinterpret_cast<u64>(fifo.head);
-  const bool same = platform::broadcast(active, own, platform::lowest(active)) == own;
-  const bool valid = same && fifo.accepts(timeout_ns) && detail::fits(trigger);
+  const bool valid = fifo.accepts(timeout_ns) && detail::fits(trigger);
   const u32 lanes = platform::ballot(active, valid);
   if (lanes == 0) return {Status::kInvalid, 0};
   const u32 leader = platform::lowest(lanes);
   const u32 self = platform::lane();
   Pushed taken = {Status::kOk, 0};
   if (self == leader) taken = detail::take(fifo, platform::count(lanes), timeout_ns);
-  taken.status = static_cast<Status>(platform::broadcast(active, static_cast<u64>(taken.status), leader));
+  platform::sync_lanes(active);
+  taken.status = static_cast<Status>(platform::broadcast(active, static_cast<u32>(taken.status), leader));
   taken.position = platform::broadcast(active, taken.position, leader);
   if (!valid) return {Status::kInvalid, 0};
   if (taken.status == Status::kOk || taken.status == Status::kTimeout) {

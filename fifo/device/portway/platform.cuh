@@ -42,6 +42,13 @@ PORTWAY_FN u64 load_acquire_system(const u64 *p) {
   return v;
 }
 
+// Ordered by nothing but what the value decides.
+PORTWAY_FN u64 load_relaxed_system(const u64 *p) {
+  u64 v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory");
+  return v;
+}
+
 PORTWAY_FN u64 load_acquire_device(const u64 *p) {
   u64 v;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(global(p)) : "memory");
@@ -56,6 +63,19 @@ PORTWAY_FN Pair load_pair_acquire_device(const u64 *p) {
                : "l"(global(p))
                : "memory");
   return v;
+}
+
+PORTWAY_FN Pair load_pair_relaxed_device(const u64 *p) {
+  Pair v;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(v.first), "=l"(v.second)
+               : "l"(global(p))
+               : "memory");
+  return v;
+}
+
+PORTWAY_FN void store_relaxed_device(u64 *p, u64 v) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global(p)), "l"(v) : "memory");
 }
 
 PORTWAY_FN void store_release_system(u64 *p, u64 v) {
@@ -96,6 +116,17 @@ PORTWAY_FN u64 compare_exchange_device(u64 *p, u64 expected, u64 desired) {
   return v;
 }
 
+// Makes a 0 a 1; false if it was none. An election, not a lock: it orders nothing.
+PORTWAY_FN bool elect_device(u64 *p) {
+  u64 v;
+  asm volatile("atom.cas.relaxed.gpu.global.b64 %0, [%1], 0, 1;" : "=l"(v) : "l"(global(p)) : "memory");
+  return v == 0;
+}
+
+// How often the elected reader looks before it gives others the chance. More than a few, since each election costs as
+// much as a look.
+constexpr u32 kReaderLooks = 1024;
+
 // The GPU's global timer, in nanoseconds.
 PORTWAY_FN u64 clock_ns() {
   u64 v;
@@ -117,17 +148,17 @@ PORTWAY_FN u32 lane() {
   return v;
 }
 PORTWAY_FN u32 ballot(u32 lanes, bool yes) { return __ballot_sync(lanes, yes); }
-// What lane `from` has acquired is handed on with the value: a shuffle alone orders no memory.
-PORTWAY_FN u64 broadcast(u32 lanes, u64 value, u32 from) {
-  __syncwarp(lanes);
-  return __shfl_sync(lanes, value, static_cast<int>(from));
-}
+// Hands on what one lane has acquired to the others: a shuffle alone orders no memory.
+PORTWAY_FN void sync_lanes(u32 lanes) { __syncwarp(lanes); }
+PORTWAY_FN u64 broadcast(u32 lanes, u64 value, u32 from) { return __shfl_sync(lanes, value, static_cast<int>(from)); }
+PORTWAY_FN u32 broadcast(u32 lanes, u32 value, u32 from) { return __shfl_sync(lanes, value, static_cast<int>(from)); }
 PORTWAY_FN u32 count(u32 lanes) { return static_cast<u32>(__popc(lanes)); }
 PORTWAY_FN u32 lowest(u32 lanes) { return static_cast<u32>(__ffs(static_cast<int>(lanes)) - 1); }
 
 #else // a host compiler: threads play the GPU
 
 PORTWAY_FN u64 load_acquire_system(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+PORTWAY_FN u64 load_relaxed_system(const u64 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 PORTWAY_FN u64 load_acquire_device(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 PORTWAY_FN Pair load_pair_acquire_device(const u64 *p) {
   Pair v;
@@ -135,6 +166,13 @@ PORTWAY_FN Pair load_pair_acquire_device(const u64 *p) {
   v.second = __atomic_load_n(p + 1, __ATOMIC_ACQUIRE);
   return v;
 }
+PORTWAY_FN Pair load_pair_relaxed_device(const u64 *p) {
+  Pair v;
+  v.first = __atomic_load_n(p, __ATOMIC_RELAXED);
+  v.second = __atomic_load_n(p + 1, __ATOMIC_RELAXED);
+  return v;
+}
+PORTWAY_FN void store_relaxed_device(u64 *p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 PORTWAY_FN void store_release_system(u64 *p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 PORTWAY_FN void store_release_device(u64 *p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
@@ -156,6 +194,11 @@ PORTWAY_FN u64 compare_exchange_device(u64 *p, u64 expected, u64 desired) {
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return expected;
 }
+PORTWAY_FN bool elect_device(u64 *p) {
+  u64 none = 0;
+  return __atomic_compare_exchange_n(p, &none, 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+constexpr u32 kReaderLooks = 1; // threads that share processors are better off when the one that runs may read
 PORTWAY_FN u64 clock_ns() {
   auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
@@ -229,8 +272,12 @@ PORTWAY_FN u32 lane() { return Warp::own_lane(); }
 PORTWAY_FN u32 ballot(u32, bool yes) {
   return Warp::current() ? static_cast<u32>(Warp::current()->exchange(yes, true, 0)) : yes;
 }
+PORTWAY_FN void sync_lanes(u32) {} // `exchange` takes a lock
 PORTWAY_FN u64 broadcast(u32, u64 value, u32 from) {
   return Warp::current() ? Warp::current()->exchange(value, false, from) : value;
+}
+PORTWAY_FN u32 broadcast(u32 lanes, u32 value, u32 from) {
+  return static_cast<u32>(broadcast(lanes, static_cast<u64>(value), from));
 }
 PORTWAY_FN u32 count(u32 lanes) { return static_cast<u32>(__builtin_popcount(lanes)); }
 PORTWAY_FN u32 lowest(u32 lanes) { return static_cast<u32>(__builtin_ctz(lanes)); }

@@ -14,8 +14,9 @@
 //! plant push_batch_kernel s/fence\.acq_rel\.sys;//
 //! plant push_batch_kernel s/^  platform::slots_fence();//
 //! ptx sync_kernel has ld\.acquire\.gpu\.global\.v2.*ld\.acquire\.sys
-//! ptx sync_kernel has atom\.cas\.acq_rel\.gpu.*ld\.acquire\.sys.*ld\.acquire\.sys.*st\.release\.gpu.*st\.release\.gpu
-//! ptx sync_kernel lacks (ld|st|cas)\.(relaxed|weak|volatile)
+//! ptx sync_kernel has atom\.cas\.relaxed\.gpu.*ld\.relaxed\.sys.*ld\.acquire\.sys.*st\.release\.gpu.*st\.relaxed\.gpu
+//! ptx sync_kernel has atom\.cas\.acq_rel\.gpu
+//! ptx sync_kernel lacks (ld|st|cas)\.(weak|volatile)
 //! plant sync_kernel s/ld\.acquire\.gpu\.global\.v2/ld.relaxed.gpu.global.v2/
 //! plant sync_kernel s/atom\.cas\.acq_rel/atom.cas.relaxed/
 //! plant sync_kernel s/st\.release\.gpu/st.relaxed.gpu/

@@ -1,11 +1,13 @@
-// A kernel for each call of port_channel.cuh, compiled by ci/device-header.sh; see fifo/tests/device/fifo.cu.
+// A kernel for each call of port_channel.cuh, compiled by ci/device-header.sh. fifo/tests/device/fifo.cu says what the
+// lines below mean.
 //
 //! ptx put_kernel has st\.release\.sys\.global\.v2
 //! ptx put_kernel lacks st\.relaxed\.sys
 //! plant put_kernel s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
-//! ptx wait_kernel has ld\.acquire\.gpu.*ld\.acquire\.sys.*atom\.cas\.acq_rel\.gpu
-//! ptx wait_kernel lacks (ld|st|cas)\.(relaxed|weak|volatile)
-//! plant wait_kernel s/ld\.acquire\.gpu/ld.relaxed.gpu/
+//! ptx flush_kernel has st\.release\.sys\.global\.v2.*ld\.acquire\.gpu\.global\.v2
+//! ptx wait_signal_kernel has ld\.acquire\.gpu\.global\.v2.*atom\.cas\.acq_rel\.gpu
+//! ptx wait_signal_kernel lacks (ld|st|cas)\.(weak|volatile)
+//! plant wait_signal_kernel s/ld\.acquire\.gpu\.global\.v2/ld.relaxed.gpu.global.v2/
 #include "portway/port_channel.cuh"
 
 using portway::PortChannel;
@@ -19,15 +21,15 @@ extern "C" __global__ void put_kernel(PortChannel channel, u64 source, u64 desti
   pushed[2] = channel.signal_peer();
 }
 
-extern "C" __global__ void flush_kernel(PortChannel channel, u64 source, u64 destination, u64 len_bytes,
-                                        Status *status) {
-  status[0] = channel.put_signal_flush(source, destination, len_bytes);
-  status[1] = channel.flush();
+extern "C" __global__ void flush_kernel(PortChannel channel, Status *status) { *status = channel.flush(); }
+
+extern "C" __global__ void put_signal_flush_kernel(PortChannel channel, u64 len_bytes, Status *status) {
+  *status = channel.put_signal_flush(0, 0, len_bytes);
 }
 
-extern "C" __global__ void wait_kernel(PortChannel channel, Status *status) {
-  status[0] = channel.wait();
-  status[1] = channel.poll();
-}
+extern "C" __global__ void wait_signal_kernel(PortChannel channel, Status *status) { *status = channel.wait(); }
 
-extern "C" __global__ void error_kernel(PortChannel channel, u64 *error) { *error = channel.error(); }
+extern "C" __global__ void poll_kernel(PortChannel channel, Status *status, u64 *error) {
+  *status = channel.poll();
+  *error = channel.error();
+}
