@@ -20,11 +20,11 @@ pub struct Args {
     #[arg(value_name = "LAYER", value_parser = PossibleValuesParser::new(names()))]
     layer: Option<String>,
 
-    /// Iterations of each measurement and run; each test has a default of its own
+    /// Iterations of each measurement and run at most; each test has a default of its own
     #[arg(short = 'n', value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     pub iterations: Option<u64>,
 
-    /// Iterations before those, not counted
+    /// Iterations before those at most, not counted
     #[arg(short = 'w', value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=1 << 40))]
     pub warmup: u64,
 
@@ -32,7 +32,11 @@ pub struct Args {
     #[arg(short = 'N', value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub runs: u64,
 
-    /// Seconds that one measurement may take
+    /// Seconds that the counted iterations take at most, and those before them as well
+    #[arg(short = 'D', value_name = "SECONDS", default_value = "0.05", value_parser = seconds)]
+    limit: Duration,
+
+    /// Seconds until a measurement that has not ended fails
     #[arg(short = 'T', value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     deadline: u64,
 
@@ -112,7 +116,12 @@ impl Args {
         }
     }
 
-    /// How long one measurement may take.
+    /// How long the iterations of one measurement go on.
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// When a measurement that has not ended fails.
     pub fn deadline(&self) -> Duration {
         Duration::from_secs(self.deadline)
     }
@@ -125,6 +134,14 @@ impl Args {
 
 fn names() -> Vec<&'static str> {
     layer::ALL.iter().map(|layer| layer.name).chain(["list"]).collect()
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "must be a number of seconds")?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(limit) if !limit.is_zero() && limit <= Duration::from_secs(3600) => Ok(limit),
+        _ => Err("must be more than 0 and at most 3600 seconds".into()),
+    }
 }
 
 fn ring_size(text: &str) -> Result<u64, String> {
@@ -166,9 +183,16 @@ mod tests {
     fn lists_are_read_and_bad_values_refused() {
         let args = parse("fifo --depth 64,128 --producers 3 -n 10 -T 2 -c 0").unwrap();
         assert_eq!((args.depth, args.producers, args.iterations), (vec![64, 128], vec![3], Some(10)));
-        for line in
-            ["fifo --depth 65", "fifo --depth 32", "fifo --batch 128", "fifo -n 0", "fifo -T 0", "nothing"]
-        {
+        for line in [
+            "fifo --depth 65",
+            "fifo --depth 32",
+            "fifo --batch 128",
+            "fifo -n 0",
+            "fifo -T 0",
+            "fifo -D 0",
+            "fifo -D x",
+            "nothing",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

@@ -41,6 +41,7 @@ pub struct Config {
     pub iterations: Option<u64>,
     pub warmup: u64,
     pub runs: u64,
+    pub limit_s: f64,
     pub deadline_s: u64,
     pub check: bool,
 }
@@ -80,6 +81,7 @@ pub struct Row {
     /// The parameters in which the rows of a test differ.
     pub shape: BTreeMap<String, u64>,
     pub size_bytes: u64,
+    /// Counted iterations of all runs.
     pub iterations: u64,
     pub time_us: Option<Times>,
     pub rate_mops: Option<Rate>,
@@ -144,6 +146,7 @@ impl Report {
                 iterations: args.iterations,
                 warmup: args.warmup,
                 runs: args.runs,
+                limit_s: args.limit().as_secs_f64(),
                 deadline_s: args.deadline().as_secs(),
                 check: args.check(),
             },
@@ -266,6 +269,7 @@ mod tests {
             ("/config/iterations", Value::is_u64),
             ("/config/warmup", Value::is_u64),
             ("/config/runs", Value::is_u64),
+            ("/config/limit_s", Value::is_f64),
             ("/config/deadline_s", Value::is_u64),
             ("/config/check", Value::is_boolean),
             ("/layers/1/layer", Value::is_string),

@@ -16,11 +16,12 @@ pub fn header(report: &Report) -> String {
         (config.warmup, config.runs, config.deadline_s, u8::from(config.check));
     format!(
         "# portway-bench {version} schema {schema}  host={} cpu=\"{}\" cores={} load={load}\n\
-         # params:{iterations} -w {warmup} -N {runs} -T {deadline} -c {check}\n\
+         # params:{iterations} -w {warmup} -N {runs} -D {} -T {deadline} -c {check}\n\
          # latency is ONE WAY = round trip / 2; GB/s = 1e9 B/s; Mops = 1e6/s; percentiles by nearest rank\n",
         machine.host,
         machine.cpu,
         join(&machine.cores),
+        config.limit_s,
     )
 }
 

@@ -82,7 +82,7 @@ fn what_cannot_be_done_is_named() {
 #[test]
 fn a_measurement_that_cannot_end_fails_by_name_at_its_deadline() {
     // More triggers than a second suffices for.
-    let output = bench("fifo -n 4000000000 -N 1 -T 1 --producers 1 --depth 64 --batch 1");
+    let output = bench("fifo -n 4000000000 -N 1 -D 100 -T 1 --producers 1 --depth 64 --batch 1");
     let printed = text(&output);
     assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(printed.contains("fifo: FAILED: ") && printed.contains("waited 1s for "), "{printed}");

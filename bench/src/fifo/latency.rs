@@ -1,12 +1,12 @@
 //! How long a trigger is on its way, with nothing else on the way.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use portway_fifo::{Consumer, Producer};
 
 use super::payload::{Check, trigger};
 use super::queue::{self, Receiver, Sender};
-use super::trial::Trial;
+use super::trial::{Phase, Trial};
 use super::{NAME, REFERENCE};
 use crate::args::Args;
 use crate::failure::Failure;
@@ -35,7 +35,7 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
             let name = format!("fifo latency, {test} of {subject}");
             let refused = |source| Failure::Fifo { measurement: name.clone(), source };
             let trial = &Trial::new(&name, 2, args.deadline());
-            let round = Round { pinning, trial, warmup, timed };
+            let round = Round { pinning, trial, warmup, timed, limit: args.limit() };
             let (new, mistakes) = match (*test, *subject) {
                 ("push-sync", _) => round.push_sync(fifo().map_err(refused)?),
                 (_, REFERENCE) => round.ping_pong(queue::reference(slots, 1), queue::reference(slots, 1)),
@@ -65,6 +65,7 @@ struct Round<'a> {
     trial: &'a Trial,
     warmup: u64,
     timed: u64,
+    limit: Duration,
 }
 
 impl Round<'_> {
@@ -74,53 +75,51 @@ impl Round<'_> {
         (mut there, far): (Vec<S>, R),
         (mut back, near): (Vec<S>, R),
     ) -> Result<Samples, Failure> {
-        let count = self.warmup + self.timed;
         let time = || {
             let mut arrivals = Arrivals::of(near);
-            let samples = self.time(|n| {
+            let (samples, sent) = self.time(|n| {
                 send(&mut there, n, self.trial)?;
-                arrivals.next(self.trial)
+                arrivals.next(self.trial).map(|_| ())
             })?;
-            Ok((samples, arrivals.check.finish(count)))
+            Ok((samples, sent, arrivals))
         };
         let echo = || {
             let mut arrivals = Arrivals::of(far);
-            for n in 0..count {
-                arrivals.next(self.trial)?;
+            let mut n = 0;
+            while arrivals.next(self.trial)? {
                 send(&mut back, n, self.trial)?;
+                n += 1;
             }
-            Ok(arrivals.check.finish(count))
+            Ok(arrivals)
         };
-        self.both(time, echo)
+        let ((samples, sent, near), far) = self.both(time, echo)?;
+        Ok((samples, near.check.finish(&[sent]) + far.check.finish(&[sent])))
     }
 
     /// A trigger goes to the other thread, and the news that it was taken comes back as the tail.
     fn push_sync(&self, (producers, consumer): (Vec<Producer>, Consumer)) -> Result<Samples, Failure> {
-        let count = self.warmup + self.timed;
         let refused = |source| Failure::Fifo { measurement: self.trial.name().into(), source };
         let time = || {
-            let samples = self.time(|n| {
-                producers
-                    .iter()
-                    .try_for_each(|producer| producer.sync(producer.push(trigger(0, n))?))
-                    .map_err(refused)
-            })?;
-            Ok((samples, 0))
+            self.time(|n| {
+                let push_sync = |producer: &Producer| producer.sync(producer.push(trigger(0, n))?);
+                producers.iter().try_for_each(push_sync).map_err(refused)
+            })
         };
         let take = || {
             let mut arrivals = Arrivals::of(consumer);
-            (0..count).try_for_each(|_| arrivals.next(self.trial))?;
-            Ok(arrivals.check.finish(count))
+            while arrivals.next(self.trial)? {}
+            Ok(arrivals)
         };
-        self.both(time, take)
+        let ((samples, sent), arrivals) = self.both(time, take)?;
+        Ok((samples, arrivals.check.finish(&[sent])))
     }
 
     /// Runs the timing side on a producer's core and the other side on the consumer's.
-    fn both(
+    fn both<A: Send, B: Send>(
         &self,
-        time: impl FnOnce() -> Result<Samples, Failure> + Send,
-        other: impl FnOnce() -> Result<u64, Failure> + Send,
-    ) -> Result<Samples, Failure> {
+        time: impl FnOnce() -> Result<A, Failure> + Send,
+        other: impl FnOnce() -> Result<B, Failure> + Send,
+    ) -> Result<(A, B), Failure> {
         let Round { pinning, trial, .. } = self;
         std::thread::scope(|scope| {
             let timing = scope.spawn(|| {
@@ -132,27 +131,40 @@ impl Round<'_> {
                 trial.part(|| trial.start().and_then(|()| other()))
             });
             match (timing.join().ok().flatten(), other.join().ok().flatten()) {
-                (Some((samples, wrong)), Some(wrong_there)) => Ok((samples, wrong + wrong_there)),
+                (Some(timed), Some(other)) => Ok((timed, other)),
                 _ => Err(trial.why()),
             }
         })
     }
 
-    /// Half the time of each counted round trip, in microseconds.
-    fn time(&self, mut round_trip: impl FnMut(u64) -> Result<(), Failure>) -> Result<Vec<f64>, Failure> {
-        let mut samples = Vec::new();
-        let count = self.warmup + self.timed;
-        let mut wait = self.trial.wait("round trips", count);
-        for n in 0..count {
-            let start = Instant::now();
-            round_trip(n)?;
-            let half_us = start.elapsed().as_nanos() as f64 / 1e3 / 2.0;
-            if n >= self.warmup {
-                samples.push(half_us);
+    /// Half the time of each counted round trip, in microseconds, and how many round trips there were with those
+    /// before them. Ends the trial.
+    fn time(
+        &self,
+        mut round_trip: impl FnMut(u64) -> Result<(), Failure>,
+    ) -> Result<(Vec<f64>, u64), Failure> {
+        let mut samples = Vec::with_capacity(self.timed.min(1 << 20) as usize);
+        let mut wait = self.trial.wait("round trips", self.warmup + self.timed);
+        let mut sent = 0;
+        for (phase, count) in [(Phase::Warm, self.warmup), (Phase::Timed, self.timed)] {
+            let begin = Instant::now();
+            let mut now = begin;
+            for _ in 0..count {
+                let start = now;
+                round_trip(sent)?;
+                sent += 1;
+                wait.step(sent)?;
+                now = Instant::now();
+                if phase == Phase::Timed {
+                    samples.push((now - start).as_nanos() as f64 / 1e3 / 2.0);
+                }
+                if now - begin >= self.limit {
+                    break;
+                }
             }
-            wait.step(n)?;
         }
-        Ok(samples)
+        self.trial.enter(Phase::Over);
+        Ok((samples, sent))
     }
 }
 
@@ -171,12 +183,19 @@ impl<R: Receiver> Arrivals<R> {
         Arrivals { receiver, check: Check::new(1) }
     }
 
-    fn next(&mut self, trial: &Trial) -> Result<(), Failure> {
+    /// Takes the next trigger; false if there is none and the trial is over.
+    fn next(&mut self, trial: &Trial) -> Result<bool, Failure> {
         let mut wait = trial.wait("a trigger to arrive", 1);
-        while self.receiver.receive(1, |words| self.check.see(words)) == 0 {
+        loop {
+            let over = trial.phase() == Phase::Over;
+            if self.receiver.receive(1, |words| self.check.see(words)) != 0 {
+                return Ok(true);
+            }
+            if over {
+                return Ok(false);
+            }
             std::hint::spin_loop();
             wait.look(0)?;
         }
-        Ok(())
     }
 }

@@ -55,9 +55,9 @@ impl Check {
         }
     }
 
-    /// The mistakes, once `each` triggers of every producer should have arrived.
-    pub fn finish(&self, each: u64) -> u64 {
-        self.wrong + self.next.iter().map(|next| next.abs_diff(each)).sum::<u64>()
+    /// The mistakes, once all has arrived; `sent` tells how many triggers each producer sent.
+    pub fn finish(&self, sent: &[u64]) -> u64 {
+        self.wrong + self.next.iter().zip(sent).map(|(next, sent)| next.abs_diff(*sent)).sum::<u64>()
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     fn wrong(arrivals: impl IntoIterator<Item = [u64; 2]>) -> u64 {
         let mut check = Check::new(2);
         arrivals.into_iter().for_each(|words| check.see(words));
-        check.finish(4)
+        check.finish(&[4, 4])
     }
 
     fn all() -> Vec<[u64; 2]> {

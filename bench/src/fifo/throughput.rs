@@ -1,11 +1,12 @@
 //! Triggers a second, for each number of producers, ring size and batch.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::payload::{Check, trigger};
 use super::queue::{self, Receiver, Sender};
-use super::trial::Trial;
+use super::trial::{Phase, Trial};
 use super::{NAME, REFERENCE};
 use crate::args::Args;
 use crate::failure::Failure;
@@ -13,7 +14,7 @@ use crate::machine::{Pinning, pin};
 use crate::report::{Rate, Reference, Row};
 use crate::stats::{Spread, median};
 
-/// Triggers of a measurement unless `-n` says otherwise.
+/// Triggers of a run unless `-n` says otherwise.
 const ITERATIONS: u64 = 100_000;
 
 /// Who pushes what into which ring, and who takes it out. Rows stand in this order.
@@ -31,6 +32,8 @@ pub struct Shape {
 pub struct Plan {
     pub warmup: u64,
     pub iterations: u64,
+    /// How long each of both takes at most.
+    pub limit: Duration,
     pub deadline: Duration,
     pub check: bool,
 }
@@ -49,6 +52,7 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     let plan = Plan {
         warmup: args.warmup,
         iterations: args.iterations.unwrap_or(ITERATIONS),
+        limit: args.limit(),
         deadline: args.deadline(),
         check: args.check(),
     };
@@ -91,7 +95,7 @@ fn row(&Shape { batch, drain, poll, producers, slots }: &Shape, runs: &[Pair]) -
         test: "throughput".into(),
         shape: shape.map(|(key, value)| (key.to_owned(), value)).into(),
         size_bytes,
-        iterations: runs.first()?.0.iterations,
+        iterations: runs.iter().map(|(ours, _)| ours.iterations).sum(),
         rate_mops: Some(Rate { push: over(|(ours, _)| ours.push_mops)?, proc }),
         bandwidth_gb_per_s: Some(proc.median * size_bytes as f64 / 1e3),
         reference: Some(Reference {
@@ -113,10 +117,8 @@ pub fn measure<S: Sender, R: Receiver>(
     plan: &Plan,
     pinning: &Pinning,
 ) -> Result<Outcome, Failure> {
-    // Whole batches for each producer.
-    let share = |count: u64| count.div_ceil(shape.producers).next_multiple_of(shape.batch);
-    let (warmup, timed) = (share(plan.warmup), share(plan.iterations));
     let trial = &Trial::new(name, shape.producers + 1, plan.deadline);
+    let finished = &AtomicU64::new(0);
     std::thread::scope(|scope| {
         let producers: Vec<_> = senders
             .into_iter()
@@ -124,96 +126,122 @@ pub fn measure<S: Sender, R: Receiver>(
             .map(|(mut sender, producer)| {
                 scope.spawn(move || {
                     pin(pinning.producer(producer as usize));
-                    trial.part(|| produce(&mut sender, producer, shape.batch, warmup, timed, trial))
+                    let produced = trial.part(|| produce(&mut sender, producer, shape.batch, trial));
+                    finished.fetch_add(1, Ordering::Release);
+                    produced
                 })
             })
             .collect();
         let consumer = scope.spawn(move || {
             pin(pinning.consumer());
-            trial.part(|| consume(&mut receiver, shape, plan.check, warmup, timed, trial))
+            trial.part(|| consume(&mut receiver, shape, plan, finished, trial))
         });
-        let ends: Vec<_> = producers.into_iter().map(|thread| thread.join().ok().flatten()).collect();
-        let consumed = consumer.join().ok().flatten();
-        let (Some(ends), Some((seconds, wrong))) = (ends.into_iter().collect::<Option<Vec<_>>>(), consumed)
-        else {
+        let produced: Option<Vec<_>> =
+            producers.into_iter().map(|thread| thread.join().ok().flatten()).collect();
+        let (Some(produced), Some(consumed)) = (produced, consumer.join().ok().flatten()) else {
             return Err(trial.why());
         };
-        let first = ends.iter().map(|(start, _)| *start).min();
-        let last = ends.iter().map(|(_, end)| *end).max();
+        let first = produced.iter().map(|part| part.start).min();
+        let last = produced.iter().map(|part| part.end).max();
         let pushing = first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first);
-        let iterations = timed * shape.producers;
-        let mops = |seconds: f64| iterations as f64 / seconds / 1e6;
-        Ok(Outcome { iterations, push_mops: mops(pushing.as_secs_f64()), proc_mops: mops(seconds), wrong })
+        let mops = |count: u64, time: Duration| count as f64 / time.as_secs_f64() / 1e6;
+        let sent: Vec<_> = produced.iter().map(|part| part.sent).collect();
+        Ok(Outcome {
+            iterations: consumed.timed,
+            push_mops: mops(produced.iter().map(|part| part.timed).sum(), pushing),
+            proc_mops: mops(consumed.timed, consumed.time),
+            wrong: consumed.check.map(|check| check.finish(&sent)),
+        })
     })
 }
 
-/// A producer's part: when its counted pushes began and ended.
-fn produce(
-    sender: &mut impl Sender,
-    producer: u64,
-    batch: u64,
-    warmup: u64,
+/// A producer's part.
+struct Produced {
+    /// When its first counted push began.
+    start: Instant,
+    /// When its last push ended.
+    end: Instant,
     timed: u64,
-    trial: &Trial,
-) -> Result<(Instant, Instant), Failure> {
+    sent: u64,
+}
+
+/// Pushes until the trial is over.
+fn produce(sender: &mut impl Sender, producer: u64, batch: u64, trial: &Trial) -> Result<Produced, Failure> {
     let mut triggers = vec![trigger(0, 0); batch as usize];
-    let mut push = |from: u64, to: u64| -> Result<(), Failure> {
-        for n in (from..to).step_by(batch as usize) {
-            for (slot, n) in triggers.iter_mut().zip(n..) {
+    trial.start()?;
+    let mut sent = 0;
+    let mut push_during = |phase: Phase| -> Result<u64, Failure> {
+        while trial.phase() == phase {
+            for (slot, n) in triggers.iter_mut().zip(sent..) {
                 *slot = trigger(producer, n);
             }
             sender.send(&triggers, trial)?;
+            sent += batch;
         }
-        Ok(())
+        Ok(sent)
     };
-    trial.start()?;
-    push(0, warmup)?;
+    let warm = push_during(Phase::Warm)?;
     let start = Instant::now();
-    push(warmup, warmup + timed)?;
-    Ok((start, Instant::now()))
+    let sent = push_during(Phase::Timed)?;
+    Ok(Produced { start, end: Instant::now(), timed: sent - warm, sent })
 }
 
-/// The consumer's part: the seconds that the counted triggers took, and how many triggers were wrong.
+/// The consumer's part.
+struct Consumed {
+    timed: u64,
+    time: Duration,
+    check: Option<Check>,
+}
+
+/// Takes what comes, paces the trial by it, and then takes what is left.
 fn consume(
     receiver: &mut impl Receiver,
     shape: &Shape,
-    check: bool,
-    warmup: u64,
-    timed: u64,
+    plan: &Plan,
+    finished: &AtomicU64,
     trial: &Trial,
-) -> Result<(f64, Option<u64>), Failure> {
-    let mut check = check.then(|| Check::new(shape.producers));
-    let mut receive = |max: u64| {
-        receiver.receive(max, |words| {
-            if let Some(check) = &mut check {
-                check.see(words);
-            } else {
-                std::hint::black_box(words);
-            }
+) -> Result<Consumed, Failure> {
+    let mut check = plan.check.then(|| Check::new(shape.producers));
+    let mut receive = || {
+        receiver.receive(shape.drain, |words| match &mut check {
+            Some(check) => check.see(words),
+            None => drop(std::hint::black_box(words)),
         })
     };
-    let mut take = |count: u64| -> Result<(), Failure> {
-        let mut wait = trial.wait("triggers to arrive", count);
+    let mut take = |least: u64| -> Result<(u64, Duration), Failure> {
+        let start = Instant::now();
+        let mut wait = trial.wait("triggers to arrive", least);
         let mut taken = 0;
-        while taken < count {
-            match receive(shape.drain.min(count - taken)) {
+        while taken < least {
+            let clock = match receive() {
                 0 => {
                     (0..shape.poll).for_each(|_| std::hint::spin_loop());
-                    wait.look(taken)?;
+                    wait.look(taken)?
                 }
                 some => {
                     taken += some;
-                    wait.step(taken)?;
+                    wait.step(taken)?
                 }
+            };
+            if clock && start.elapsed() >= plan.limit {
+                break;
             }
         }
-        Ok(())
+        Ok((taken, start.elapsed()))
     };
     trial.start()?;
-    take(warmup * shape.producers)?;
-    let start = Instant::now();
-    take(timed * shape.producers)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let surplus = receive(shape.slots);
-    Ok((seconds, check.map(|check| check.finish(warmup + timed) + surplus)))
+    take(plan.warmup)?;
+    trial.enter(Phase::Timed);
+    let (timed, time) = take(plan.iterations)?;
+    trial.enter(Phase::Over);
+    let mut wait = trial.wait("producers to end", shape.producers);
+    loop {
+        // In this order: what was pushed before the last producer ended is there.
+        let finished = finished.load(Ordering::Acquire);
+        match receive() {
+            0 if finished == shape.producers => return Ok(Consumed { timed, time, check }),
+            0 => wait.look(finished)?,
+            _ => wait.step(finished)?,
+        };
+    }
 }

@@ -10,15 +10,29 @@ use crate::failure::Failure;
 const LOOKS: u32 = 256;
 
 /// How many steps a busy thread takes before it reads the clock.
-const STEPS: u32 = 4096;
+const STEPS: u32 = 256;
 
-/// One measurement: its deadline, its start, and the first failure of any of its threads, which ends the others.
+/// How far a measurement is. Each phase ends at a count of iterations or at a time, whichever comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u64)]
+pub enum Phase {
+    /// Not counted yet.
+    Warm,
+    /// Counted.
+    Timed,
+    /// Nothing new begins.
+    Over,
+}
+
+/// One measurement: its start, its phase, its deadline, and the first failure of any of its threads, which ends the
+/// others.
 pub struct Trial {
     name: String,
     began: Instant,
     deadline: Duration,
     ready: AtomicU64,
     threads: u64,
+    phase: AtomicU64,
     ended: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }
@@ -32,6 +46,7 @@ impl Trial {
             deadline,
             ready: AtomicU64::new(0),
             threads,
+            phase: AtomicU64::new(Phase::Warm as u64),
             ended: AtomicBool::new(false),
             failure: Mutex::new(None),
         }
@@ -55,6 +70,21 @@ impl Trial {
             std::thread::yield_now();
             wait.look(ready)?;
         }
+    }
+
+    /// The phase, as set by the one thread that paces the trial.
+    #[inline]
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Warm,
+            1 => Phase::Timed,
+            _ => Phase::Over,
+        }
+    }
+
+    /// Begins the next phase.
+    pub fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u64, Ordering::Relaxed);
     }
 
     /// A wait for `what` to reach `expected`, that ends with the trial.
@@ -92,23 +122,29 @@ pub struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Called on each look in vain, with what was seen: fails if the trial is over.
+    /// Called on each look in vain, with what was seen: fails if the trial is over. True now and then, when it is
+    /// worth to look at the clock.
     #[inline]
-    pub fn look(&mut self, seen: u64) -> Result<(), Failure> {
+    pub fn look(&mut self, seen: u64) -> Result<bool, Failure> {
         self.looks = self.looks.wrapping_add(1);
-        if self.looks % LOOKS == 0 {
-            self.over(seen)?;
-            // Whoever is waited for may need this core.
-            std::thread::yield_now();
+        if self.looks % LOOKS != 0 {
+            return Ok(false);
         }
-        Ok(())
+        self.over(seen)?;
+        // Whoever is waited for may need this core.
+        std::thread::yield_now();
+        Ok(true)
     }
 
-    /// Called on each step that brought something: the trial may be over before there is all.
+    /// The same on each step that brought something: the trial may be over before there is all.
     #[inline]
-    pub fn step(&mut self, seen: u64) -> Result<(), Failure> {
+    pub fn step(&mut self, seen: u64) -> Result<bool, Failure> {
         self.steps = self.steps.wrapping_add(1);
-        if self.steps % STEPS == 0 { self.over(seen) } else { Ok(()) }
+        if self.steps % STEPS != 0 {
+            return Ok(false);
+        }
+        self.over(seen)?;
+        Ok(true)
     }
 
     #[cold]
