@@ -4,7 +4,7 @@ use portway_fifo::{Position, Trigger};
 
 const BITS: u64 = u64::MAX >> 1;
 
-fn mix(x: u64) -> u64 {
+pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 29)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     let x = (x ^ (x >> 32)).wrapping_mul(0xa3b1_9535_4a39_b70d);
     x ^ (x >> 30)

@@ -140,14 +140,16 @@ pub fn device() -> Option<&'static Device> {
 /// Compiles and loads `NAME.cpp` of this folder.
 pub fn build(name: &str) -> Option<Library> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let stem = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-    let (object, shared) = (stem.with_extension("o"), stem.with_extension("so"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let object = folder.join(format!("{name}-{}.o", std::process::id()));
+    let (fresh, shared) = (object.with_extension("so"), folder.join(format!("{name}.so")));
     let flags = std::env::var("PORTWAY_CXXFLAGS").unwrap_or_default();
     let mut compile = compiler();
     compile
-        .args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-c", "-I"])
-        .arg(root.join("device"))
+        .args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-c"])
         .args(flags.split_whitespace())
+        .arg("-I")
+        .arg(root.join("device"))
         .arg(root.join(format!("tests/device/{name}.cpp")))
         .arg("-o")
         .arg(&object);
@@ -159,12 +161,12 @@ pub fn build(name: &str) -> Option<Library> {
         return None;
     }
     // Linked apart, without the extra flags: a sanitizer's runtime is the program's, not the library's.
-    assert!(run(compiler().args(["-shared", "-pthread"]).arg(&object).arg("-o").arg(&shared)));
+    assert!(run(compiler().args(["-shared", "-pthread"]).arg(&object).arg("-o").arg(&fresh)));
+    let _ = std::fs::remove_file(object);
+    // A test that runs at the same time finds the old library or the new one, and both are whole.
+    std::fs::rename(fresh, &shared).expect("the library that was just linked can be renamed");
     // SAFETY: the library was just built from our source; it has no constructors but those of the C++ library.
     let library = unsafe { Library::new(&shared) }.expect("the library that was just linked loads");
-    for file in [object, shared] {
-        let _ = std::fs::remove_file(file);
-    }
     Some(library)
 }
 
