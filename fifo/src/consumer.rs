@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::Error;
 use crate::fifo::{Shared, gate};
 use crate::layout::host;
-use crate::sync::{Ordering, RECORD_LOAD, SLOT_LOAD, STOP_LOAD, TAIL_STORE};
-use crate::trigger::{Position, Trigger};
+use crate::sync::{AtomicU64, Ordering, RECORD_LOAD, SLOT_LOAD, STOP_LOAD, TAIL_STORE};
+use crate::trigger::{Position, Ring, Trigger};
 
 /// Takes triggers out of a FIFO, one thread at a time, and tells producers how far it has come.
 ///
@@ -28,16 +28,10 @@ impl Consumer {
     /// The next trigger, if it has been pushed. It stays until [`advance`](Self::advance).
     #[inline]
     pub fn peek(&self) -> Option<Trigger> {
-        let word = host::SLOTS + 2 * self.shared.ring.slot(self.next);
-        let slot = self.shared.host.get(word..word + 2)?;
-        // The second word's release store covers the first word and the producer's payload. The first word is still
-        // checked, since a device may make the two visible in either order.
-        let second = slot[1].load(SLOT_LOAD);
-        let first = slot[0].load(Ordering::Relaxed);
-        Trigger::unstamp([first, second], self.shared.ring.parity(self.next))
+        look(&self.shared.host, self.shared.ring, self.next)
     }
 
-    /// Takes the trigger that [`peek`](Self::peek) showed.
+    /// Takes the trigger that [`peek`](Self::peek) showed. If it showed none, the one pushed here later is lost.
     #[inline]
     pub fn advance(&mut self) {
         self.next = self.next.plus(1);
@@ -64,11 +58,13 @@ impl Consumer {
     /// Takes what is there, at most `max` triggers, hands each one on with its position, and publishes once.
     #[inline]
     pub fn drain(&mut self, max: usize, mut each: impl FnMut(Position, Trigger)) -> usize {
+        // Held here: after an acquiring load the compiler would fetch them anew.
+        let (host, ring): (&[AtomicU64], _) = (&self.shared.host, self.shared.ring);
         let mut taken = 0;
         while taken < max {
-            let Some(trigger) = self.peek() else { break };
+            let Some(trigger) = look(host, ring, self.next) else { break };
             each(self.next, trigger);
-            self.advance();
+            self.next = self.next.plus(1);
             taken += 1;
         }
         self.publish();
@@ -93,10 +89,23 @@ impl Consumer {
     }
 }
 
+/// The trigger at a position, if it is there.
+#[inline]
+fn look(host: &[AtomicU64], ring: Ring, position: Position) -> Option<Trigger> {
+    let word = host::SLOTS + 2 * ring.slot(position);
+    let slot = host.get(word..word + 2)?;
+    // The second word's release store covers the first word and the producer's payload. The first word is still
+    // checked, since a device may make the two visible in either order.
+    let second = slot[1].load(SLOT_LOAD);
+    let first = slot[0].load(Ordering::Relaxed);
+    Trigger::unstamp([first, second], ring.parity(position))
+}
+
 #[cfg(not(loom))]
 impl Consumer {
     /// Opens an aborted or broken FIFO again. Triggers that were not taken are dropped; positions go on where the
-    /// producers stopped and never rewind, so nothing that was kept from before can be mistaken for something new.
+    /// producers stopped and never rewind, so nothing that was kept from before can be mistaken for something new. A
+    /// [`sync`](crate::Producer::sync) of a position from before returns at once, whatever became of its trigger.
     ///
     /// Call it when no kernel and no thread is inside a call on the FIFO: abort, and let them return. What one that
     /// still is pushes may be lost or delivered out of its order; memory stays safe.

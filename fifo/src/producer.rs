@@ -47,8 +47,11 @@ impl Producer {
     /// - [`Error::Aborted`] or [`Error::Broken`], if the FIFO was so before; nothing was taken.
     /// - [`Error::Timeout`], or [`Error::Broken`] after an abort, if the push gave up waiting. It had taken its
     ///   position, so the FIFO is broken from there on.
+    #[inline]
     pub fn push(&self, trigger: Trigger) -> Result<Position, Error> {
-        self.push_batch(&[trigger])
+        let position = self.take(1)?;
+        self.store(position, trigger);
+        Ok(position)
     }
 
     /// Pushes triggers to consecutive positions and returns the first. Waits for room for all of them.
@@ -61,23 +64,39 @@ impl Producer {
         if len == 0 || len > slots {
             return Err(Error::BatchLength { len: triggers.len(), slots });
         }
+        let first = self.take(len)?;
+        for (n, trigger) in triggers.iter().enumerate() {
+            self.store(first.plus(n as u64), *trigger);
+        }
+        Ok(first)
+    }
+
+    /// Takes `len` positions and waits until there is room for all of them. Returns the first.
+    #[inline]
+    fn take(&self, len: u64) -> Result<Position, Error> {
         let closed = self.tail.gate().load(GATE_LOAD);
         if closed != 0 {
             return Err(gate::error(closed, self.shared.tail()));
         }
         let first = Position(self.device[device::HEAD].fetch_add(len, Ordering::Relaxed));
         let room = self.shared.ring.room(first.plus(len - 1));
-        if let Err(unreached) = self.tail.wait_raw(room, self.timeout) {
-            return Err(self.give_up(unreached, first, room));
+        if self.tail.seen(room) {
+            return Ok(first);
         }
-        for (n, trigger) in triggers.iter().enumerate() {
-            let position = first.plus(n as u64);
-            let word = host::SLOTS + 2 * self.shared.ring.slot(position);
-            let words = trigger.stamped(self.shared.ring.parity(position));
-            self.shared.host[word].store(words[0], Ordering::Relaxed);
-            self.shared.host[word + 1].store(words[1], SLOT_STORE);
+        match self.tail.wait_raw(room, self.timeout) {
+            Ok(()) => Ok(first),
+            Err(unreached) => Err(self.give_up(unreached, first, room)),
         }
-        Ok(first)
+    }
+
+    /// Publishes a trigger in its slot, for which there is room.
+    #[inline]
+    fn store(&self, position: Position, trigger: Trigger) {
+        let word = host::SLOTS + 2 * self.shared.ring.slot(position);
+        let words = trigger.stamped(self.shared.ring.parity(position));
+        let slot = &self.shared.host[word..word + 2];
+        slot[0].store(words[0], Ordering::Relaxed);
+        slot[1].store(words[1], SLOT_STORE);
     }
 
     /// Waits until the consumer has handed on the trigger at `position`. What the consumer did with it, and with all

@@ -49,10 +49,11 @@ impl Trigger {
     /// The trigger in a slot, if both words carry this lap's parity.
     #[inline]
     pub(crate) const fn unstamp(words: [u64; 2], parity: u64) -> Option<Self> {
-        if ((words[0] ^ parity) | (words[1] ^ parity)) & PARITY != 0 {
+        let words = [words[0] ^ parity, words[1] ^ parity];
+        if (words[0] | words[1]) & PARITY != 0 {
             return None;
         }
-        Some(Trigger([words[0] & !PARITY, words[1] & !PARITY]))
+        Some(Trigger(words))
     }
 }
 

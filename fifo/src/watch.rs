@@ -86,7 +86,8 @@ impl Watch {
     }
 
     /// Whether the watched word has reached `target`, by the cheap copies alone.
-    fn seen(&self, target: Position) -> bool {
+    #[inline]
+    pub(crate) fn seen(&self, target: Position) -> bool {
         if Position(self.copy.0[self.copy.1 + watch::SEEN].load(SEEN_LOAD)).reached(target) {
             return true;
         }
@@ -97,6 +98,7 @@ impl Watch {
     }
 
     /// What ended this watch: 0 while it is open.
+    #[inline]
     pub(crate) fn gate(&self) -> &AtomicU64 {
         &self.copy.0[self.copy.1 + watch::GATE]
     }
