@@ -1,5 +1,7 @@
 //! [`Chain`]: requests that are written down one by one and handed to the device together, with one doorbell.
 
+use core::ptr::{NonNull, null_mut};
+
 use crate::pieces::Piece;
 use crate::sys;
 
@@ -10,33 +12,65 @@ pub(crate) type PostSend =
 /// The length of a signal.
 const WORD_BYTES: u32 = 8;
 
-/// All memory is allocated once; the requests are linked when they are posted.
+/// A request with all that it refers to.
+#[repr(C)]
+struct Slot {
+    /// First, so that a slot's address is its request's.
+    request: sys::ibv_send_wr,
+    piece: sys::ibv_sge,
+    /// The value of an inline signal. The device copies it while it posts.
+    value: u64,
+}
+
+/// The slots are linked once, in order; a post cuts the link behind its last request for as long as it takes.
 pub(crate) struct Chain {
-    requests: Box<[sys::ibv_send_wr]>,
-    pieces: Box<[sys::ibv_sge]>,
-    /// The values of inline signals. The device copies them while it posts.
-    values: Box<[u64]>,
+    /// The slots refer to each other, so they are reached through this pointer alone.
+    slots: NonNull<Slot>,
+    capacity: usize,
     len: usize,
 }
 
-// SAFETY: the pointers in the requests are written and used within `post`, and point into the chain itself.
+// SAFETY: the slots belong to the chain, and the device reads them within `post` only.
 unsafe impl Send for Chain {}
 
 impl core::fmt::Debug for Chain {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Chain({} of {} requests)", self.len, self.requests.len())
+        write!(f, "Chain({} of {} requests)", self.len, self.capacity)
     }
 }
 
 impl Chain {
+    /// For so many requests, at least one.
     pub(crate) fn new(capacity: usize) -> Self {
-        let request = sys::ibv_send_wr { num_sge: 1, opcode: sys::IBV_WR_RDMA_WRITE, ..Default::default() };
-        Chain {
-            requests: vec![request; capacity].into_boxed_slice(),
-            pieces: vec![sys::ibv_sge::default(); capacity].into_boxed_slice(),
-            values: vec![0; capacity].into_boxed_slice(),
-            len: 0,
+        let slot = || Slot {
+            request: sys::ibv_send_wr { num_sge: 1, opcode: sys::IBV_WR_RDMA_WRITE, ..Default::default() },
+            piece: sys::ibv_sge::default(),
+            value: 0,
+        };
+        let slots: Box<[Slot]> = (0..capacity.max(1)).map(|_| slot()).collect();
+        let capacity = slots.len();
+        // A box is never null, and a pointer to it is one to its first slot.
+        let slots = NonNull::from(Box::leak(slots)).cast();
+        let chain = Chain { slots, capacity, len: 0 };
+        for index in 0..capacity {
+            let next = if index + 1 < capacity { chain.slot(index + 1).as_ptr().cast() } else { null_mut() };
+            let slot = chain.slot(index).as_ptr();
+            // SAFETY: a slot of the chain; only its address is taken.
+            let piece = unsafe { &raw mut (*slot).piece };
+            // SAFETY: a slot of the chain, to which nothing else refers.
+            let request = unsafe { &mut (*slot).request };
+            request.sg_list = piece;
+            request.next = next;
         }
+        chain
+    }
+
+    /// The address of a slot; `index` is below the capacity.
+    #[inline]
+    fn slot(&self, index: usize) -> NonNull<Slot> {
+        debug_assert!(index < self.capacity);
+        // SAFETY: inside the allocation of `capacity` slots.
+        unsafe { self.slots.add(index) }
     }
 
     #[inline]
@@ -46,37 +80,43 @@ impl Chain {
 
     /// Adds the write of a part of a put.
     #[inline]
-    pub(crate) fn write(&mut self, id: u64, piece: &Piece, asks: bool) {
-        let flags = if asks { sys::IBV_SEND_SIGNALED.0 } else { 0 };
-        let index = self.add(id, piece.destination_address, piece.remote_key, flags);
-        self.pieces[index] =
+    pub(crate) fn write(&mut self, id: u64, piece: &Piece) {
+        let slot = self.add(id, piece.destination_address, piece.remote_key);
+        slot.request.send_flags = 0;
+        slot.piece =
             sys::ibv_sge { addr: piece.source_address, length: piece.len_bytes, lkey: piece.local_key };
     }
 
     /// Adds the write of a signal word's new value.
     #[inline]
-    pub(crate) fn signal(&mut self, id: u64, value: u64, address: u64, remote_key: u32, asks: bool) {
-        let flags = sys::IBV_SEND_INLINE.0 | if asks { sys::IBV_SEND_SIGNALED.0 } else { 0 };
-        let index = self.add(id, address, remote_key, flags);
-        self.values[index] = value;
+    pub(crate) fn signal(&mut self, id: u64, value: u64, address: u64, remote_key: u32) {
+        let slot = self.add(id, address, remote_key);
+        slot.request.send_flags = sys::IBV_SEND_INLINE.0;
+        slot.value = value;
+        slot.piece = sys::ibv_sge { addr: &raw const slot.value as u64, length: WORD_BYTES, lkey: 0 };
     }
 
+    /// The next slot. There is one: the ledger lets no more requests be built than the queue holds, and the chain is as
+    /// long as the queue.
     #[inline]
-    fn add(&mut self, id: u64, address: u64, remote_key: u32, flags: u32) -> usize {
-        let index = self.len;
-        let request = &mut self.requests[index];
-        request.wr_id = id;
-        request.send_flags = flags;
-        request.wr.rdma =
-            sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey: remote_key };
+    fn add(&mut self, id: u64, address: u64, remote_key: u32) -> &mut Slot {
+        assert!(self.len < self.capacity, "the chain is as long as its queue");
+        // SAFETY: a slot of the chain, which is borrowed as a whole.
+        let slot = unsafe { self.slot(self.len).as_mut() };
         self.len += 1;
-        index
+        slot.request.wr_id = id;
+        slot.request.wr.rdma =
+            sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey: remote_key };
+        slot
     }
 
-    /// Makes the last request ask for a completion. There is one.
+    /// Makes the last request ask for a completion.
     #[inline]
     pub(crate) fn ask_for_last(&mut self) {
-        self.requests[self.len - 1].send_flags |= sys::IBV_SEND_SIGNALED.0;
+        let Some(last) = self.len.checked_sub(1) else { return };
+        // SAFETY: a slot of the chain, which is borrowed as a whole.
+        let slot = unsafe { self.slot(last).as_mut() };
+        slot.request.send_flags |= sys::IBV_SEND_SIGNALED.0;
     }
 
     /// Hands the chain to the device and empties it.
@@ -91,25 +131,22 @@ impl Chain {
     pub(crate) unsafe fn post(&mut self, post: PostSend, pair: *mut sys::ibv_qp) -> Result<(), i32> {
         let len = core::mem::take(&mut self.len);
         let Some(last) = len.checked_sub(1) else { return Ok(()) };
-        let values = self.values.as_ptr();
-        let pieces = self.pieces.as_mut_ptr();
-        let requests = self.requests.as_mut_ptr();
-        for index in 0..len {
-            let piece = pieces.wrapping_add(index);
-            // SAFETY: `index` is below the number of requests, and nothing else refers to them now.
-            let request = unsafe { &mut *requests.wrapping_add(index) };
-            if request.send_flags & sys::IBV_SEND_INLINE.0 != 0 {
-                let addr = values.wrapping_add(index) as u64;
-                // SAFETY: there are as many pieces as requests.
-                unsafe { piece.write(sys::ibv_sge { addr, length: WORD_BYTES, lkey: 0 }) };
-            }
-            request.sg_list = piece;
-            request.next =
-                if index == last { core::ptr::null_mut() } else { requests.wrapping_add(index + 1) };
-        }
-        let mut bad = core::ptr::null_mut();
+        let last = self.slot(last).as_ptr();
+        // SAFETY: a slot of the chain, to which nothing else refers.
+        let next = unsafe { core::mem::replace(&mut (*last).request.next, null_mut()) };
+        let mut bad = null_mut();
         // SAFETY: the caller vouches for function, queue pair and sources; the chain is linked and ends.
-        let status = unsafe { post(pair, requests, &mut bad) };
+        let status = unsafe { post(pair, self.slots.as_ptr().cast(), &mut bad) };
+        // SAFETY: as above; the device is done with the requests themselves.
+        unsafe { (*last).request.next = next };
         if status == 0 { Ok(()) } else { Err(status) }
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        let slots = core::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.capacity);
+        // SAFETY: leaked in `new`, with this length.
+        drop(unsafe { Box::from_raw(slots) });
     }
 }

@@ -15,16 +15,17 @@ struct Entry {
 }
 
 /// ```text
-///   complete ≤ built ≤ complete + depth      requests
-///   first ≤ next ≤ first + ops.len()         ops
+///   complete ≤ built = complete + depth - room   requests
+///   first ≤ next ≤ first + ops.len()             ops
 /// ```
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    depth: u64,
-    /// Every how-manieth request asks for a completion.
-    every: u64,
+    /// How many more requests the queue holds.
+    room: u64,
     built: u64,
     complete: u64,
+    /// After so many requests one asks for a completion.
+    every: u64,
     /// One past the last request that asks for a completion.
     asked: u64,
     ops: Box<[Entry]>,
@@ -36,10 +37,10 @@ impl Ledger {
     pub(crate) fn new(depth: u32, every: u32) -> Self {
         let ops = vec![Entry::default(); (depth as usize).next_power_of_two()].into_boxed_slice();
         Ledger {
-            depth: depth.into(),
-            every: every.into(),
+            room: depth.into(),
             built: 0,
             complete: 0,
+            every: every.into(),
             asked: 0,
             ops,
             first: 0,
@@ -55,7 +56,7 @@ impl Ledger {
     /// Whether there is room for one more request.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.built - self.complete < self.depth
+        self.room != 0
     }
 
     /// Whether an op can be begun.
@@ -64,25 +65,29 @@ impl Ledger {
         self.has_room() && self.next - self.first < self.ops.len() as u64
     }
 
-    /// The next request's number, and whether it asks for a completion. There is room for it.
+    /// The next request's number. There is room for it.
     #[inline]
-    pub(crate) fn request(&mut self) -> (u64, bool) {
+    pub(crate) fn request(&mut self) -> u64 {
         debug_assert!(self.has_room());
         let number = self.built;
-        self.built += 1;
-        let asks = self.built - self.asked >= self.every;
-        if asks {
-            self.asked = self.built;
-        }
-        (number, asks)
+        self.built = number + 1;
+        self.room -= 1;
+        number
     }
 
-    /// An op ends with the last request that was built.
+    /// An op ends with the last request that was built; true if that one has to ask for a completion: for a flush, or
+    /// because it is time.
     #[inline]
-    pub(crate) fn end_op(&mut self, lane: Lane, sequence: u64) {
+    pub(crate) fn end_op(&mut self, lane: Lane, sequence: u64, flush: bool) -> bool {
         let index = self.index(self.next);
         self.ops[index] = Entry { lane: lane.0, sequence, end: self.built };
         self.next += 1;
+        let unasked = self.built - self.asked;
+        let asks = unasked >= self.every || (flush && unasked != 0);
+        if asks {
+            self.asked = self.built;
+        }
+        asks
     }
 
     /// The last request that was built has to ask for a completion; true if it did not do so yet.
@@ -98,6 +103,7 @@ impl Ledger {
     pub(crate) fn completed(&mut self, number: u64) -> bool {
         let under_way = (self.complete..self.built).contains(&number);
         if under_way {
+            self.room += number + 1 - self.complete;
             self.complete = number + 1;
         }
         under_way
@@ -142,11 +148,10 @@ mod tests {
         let mut ledger = Ledger::new(64, 4);
         let mut asking = Vec::new();
         for sequence in 0..10 {
-            let (number, asks) = ledger.request();
-            if asks {
+            let number = ledger.request();
+            if ledger.end_op(Lane(0), sequence, false) {
                 asking.push(number);
             }
-            ledger.end_op(Lane(0), sequence);
         }
         assert_eq!(asking, [3, 7]);
         assert!(ledger.ask_for_last(), "requests 8 and 9 do not ask");
@@ -160,14 +165,15 @@ mod tests {
     #[test]
     fn a_flush_of_its_own_needs_no_request() {
         let mut ledger = Ledger::new(64, 32);
-        ledger.end_op(Lane(0), 0);
+        assert!(!ledger.end_op(Lane(0), 0, true));
         assert_eq!(sequences(&mut ledger), [0], "nothing before it");
         ledger.request();
-        ledger.end_op(Lane(0), 1);
-        ledger.end_op(Lane(1), 0);
+        assert!(!ledger.end_op(Lane(0), 1, false));
+        assert!(ledger.end_op(Lane(1), 0, true), "the request before it has to ask");
+        assert!(!ledger.end_op(Lane(1), 1, true), "it does so already");
         assert_eq!(sequences(&mut ledger), []);
         ledger.completed(0);
-        assert_eq!(sequences(&mut ledger), [1, 0]);
+        assert_eq!(sequences(&mut ledger), [1, 0, 1]);
     }
 
     #[test]
@@ -186,10 +192,10 @@ mod tests {
     fn a_request_names_its_op() {
         let mut ledger = Ledger::new(64, 32);
         ledger.request();
-        ledger.end_op(Lane(3), 11);
+        ledger.end_op(Lane(3), 11, false);
         ledger.request();
         ledger.request();
-        ledger.end_op(Lane(4), 12);
+        ledger.end_op(Lane(4), 12, false);
         let op_of = |number| ledger.op_of(number).map(|op| (op.lane.0, op.sequence));
         assert_eq!(
             [op_of(0), op_of(1), op_of(2), op_of(3)],
@@ -215,12 +221,10 @@ mod tests {
                     if !ledger.takes_op() { break }
                     for _ in 0..requests {
                         if !ledger.has_room() { break }
-                        let (number, asks) = ledger.request();
-                        prop_assert_eq!(number, posted);
+                        prop_assert_eq!(ledger.request(), posted);
                         posted += 1;
-                        if asks { asking.push_back(number) }
                     }
-                    ledger.end_op(Lane(0), sequence);
+                    if ledger.end_op(Lane(0), sequence, complete) { asking.push_back(posted - 1) }
                     sequence += 1;
                 }
                 if posted > 0 && ledger.ask_for_last() { asking.push_back(posted - 1) }

@@ -4,15 +4,14 @@ use core::fmt;
 use std::sync::Arc;
 
 use portway_proxy::TransportError;
-use portway_proxy::transport::{Binding, Close, Completion, Lane, Op, Port, Submit};
+use portway_proxy::transport::{Binding, Close, Completion, Lane, MemoryId, Op, Port, Put, Submit};
 
 use crate::chain::{Chain, PostSend};
 use crate::error::failure;
 use crate::keeper::{Ailment, At, Job, Stage};
 use crate::ledger::Ledger;
 use crate::memory::Bound;
-use crate::message::{self, Span};
-use crate::pieces::first_piece;
+use crate::pieces::{Spans, first_piece};
 use crate::queues::Queues;
 use crate::sys;
 use crate::transport::Inner;
@@ -30,8 +29,8 @@ type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i
 /// A binding, with everything looked up.
 #[derive(Debug)]
 struct Bindings {
-    source: Box<[Span]>,
-    destination: Arc<message::Memory>,
+    source: Spans,
+    destination: Spans,
     source_len_bytes: u64,
     destination_len_bytes: u64,
     signal_address: u64,
@@ -112,47 +111,74 @@ unsafe extern "C" fn no_poll(_: *mut sys::ibv_cq, _: i32, _: *mut sys::ibv_wc) -
 }
 
 impl Pair {
-    /// Writes down the requests of an op, from where it stands, as far as there is room.
+    /// Writes down the requests of an op, as far as there is room; there is room for one.
+    ///
+    /// Nearly every put is one request, so that way has no loop.
     #[inline]
-    fn build(&mut self, lane: &Bindings, begun: Begun, longest_bytes: u32) {
-        let Begun { op, mut moved_bytes } = begun;
-        if let Some(put) = op.put {
-            while moved_bytes < put.len_bytes {
-                if !self.ledger.has_room() {
-                    self.begun = Some(Begun { op, moved_bytes });
-                    return;
-                }
-                let piece = first_piece(
-                    &lane.source,
-                    &lane.destination.spans,
-                    put.source_offset_bytes + moved_bytes,
-                    put.destination_offset_bytes + moved_bytes,
-                    put.len_bytes - moved_bytes,
-                    longest_bytes,
-                );
-                let (number, asks) = self.ledger.request();
-                self.chain.write(self.id | number, &piece, asks);
-                moved_bytes += u64::from(piece.len_bytes);
+    fn build(&mut self, lane: &Bindings, op: &Op, longest_bytes: u32) {
+        if let Some(put) = &op.put {
+            let moved_bytes = self.write(lane, put, 0, longest_bytes);
+            if moved_bytes != put.len_bytes {
+                return self.build_on(lane, op, moved_bytes, longest_bytes);
             }
         }
-        if let Some(value) = op.signal {
-            if !self.ledger.has_room() {
-                self.begun = Some(Begun { op, moved_bytes });
-                return;
-            }
-            let (number, asks) = self.ledger.request();
-            self.chain.signal(self.id | number, value, lane.signal_address, lane.signal_key, asks);
-        }
-        if op.flush {
-            self.ask_for_last();
-        }
-        self.ledger.end_op(op.lane, op.sequence);
+        self.finish(lane, op);
     }
 
-    /// Makes the last request ask for a completion, if it is still here. The last of an earlier burst has asked.
+    /// Goes on with an op of whose put so many bytes are written down.
+    #[cold]
+    fn build_on(&mut self, lane: &Bindings, op: &Op, mut moved_bytes: u64, longest_bytes: u32) {
+        if let Some(put) = &op.put {
+            while moved_bytes < put.len_bytes {
+                if !self.ledger.has_room() {
+                    return self.rest(op, moved_bytes);
+                }
+                moved_bytes += self.write(lane, put, moved_bytes, longest_bytes);
+            }
+        }
+        self.finish(lane, op);
+    }
+
+    /// Writes down one request of a put, and returns its bytes.
+    #[inline(always)]
+    fn write(&mut self, lane: &Bindings, put: &Put, moved_bytes: u64, longest_bytes: u32) -> u64 {
+        let piece = first_piece(
+            &lane.source,
+            &lane.destination,
+            put.source_offset_bytes + moved_bytes,
+            put.destination_offset_bytes + moved_bytes,
+            put.len_bytes - moved_bytes,
+            longest_bytes,
+        );
+        self.chain.write(self.id | self.ledger.request(), &piece);
+        piece.len_bytes.into()
+    }
+
+    /// Writes down an op's signal behind its put, and ends the op.
+    #[inline(always)]
+    fn finish(&mut self, lane: &Bindings, op: &Op) {
+        if let Some(value) = op.signal {
+            if !self.ledger.has_room() {
+                return self.rest(op, op.put.map_or(0, |put| put.len_bytes));
+            }
+            let id = self.id | self.ledger.request();
+            self.chain.signal(id, value, lane.signal_address, lane.signal_key);
+        }
+        if self.ledger.end_op(op.lane, op.sequence, op.flush) {
+            self.chain.ask_for_last();
+        }
+    }
+
+    #[cold]
+    fn rest(&mut self, op: &Op, moved_bytes: u64) {
+        self.ask_for_last();
+        self.begun = Some(Begun { op: *op, moved_bytes });
+    }
+
+    /// Makes the last request ask for a completion. If it is not here any more it has asked: each post sees to that.
     #[inline]
     fn ask_for_last(&mut self) {
-        if !self.chain.is_empty() && self.ledger.ask_for_last() {
+        if self.ledger.ask_for_last() {
             self.chain.ask_for_last();
         }
     }
@@ -334,7 +360,8 @@ impl IbPort {
         let mut built = false;
         for pair in &mut self.pairs {
             if let Some(begun) = pair.begun.take() {
-                pair.build(&self.lanes[begun.op.lane.0 as usize], begun, self.longest_bytes);
+                let lane = &self.lanes[begun.op.lane.0 as usize];
+                pair.build_on(lane, &begun.op, begun.moved_bytes, self.longest_bytes);
                 built = true;
             }
         }
@@ -393,12 +420,18 @@ impl Port for IbPort {
                 });
             }
         }
+        // Every memory has a span: it was registered, or its message was checked.
+        let spans = |what, spans, id: MemoryId| {
+            Spans::new(spans).ok_or(TransportError::Unknown { what, index: id.index })
+        };
+        let from = spans("source", &source.memory().spans, binding.source)?;
+        let to = spans("destination", &destination.spans, binding.destination)?;
         let lane = Lane(self.lanes.len() as u32);
         self.lanes.push(Bindings {
-            source: source.memory().spans.clone().into_boxed_slice(),
+            source: from,
             source_len_bytes: region.len_bytes(),
+            destination: to,
             destination_len_bytes: destination.len_bytes(),
-            destination,
             signal_address: word.address,
             signal_key: word.key,
             pair: lane.0 % self.pairs.len() as u32,
@@ -426,7 +459,7 @@ impl Port for IbPort {
         if pair.begun.is_some() || !pair.ledger.takes_op() {
             return Ok(Submit::Full);
         }
-        pair.build(lane, Begun { op: *op, moved_bytes: 0 }, self.longest_bytes);
+        pair.build(lane, op, self.longest_bytes);
         Ok(Submit::Accepted)
     }
 

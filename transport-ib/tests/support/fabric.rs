@@ -154,7 +154,12 @@ struct Inner {
     fail: Option<(u64, sys::ibv_wc_status)>,
     carried_out: u64,
     refuse_destroy: bool,
+    data_path: (PostSend, PollCq),
 }
+
+pub type PostSend =
+    unsafe extern "C" fn(*mut sys::ibv_qp, *mut sys::ibv_send_wr, *mut *mut sys::ibv_send_wr) -> c_int;
+pub type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, c_int, *mut sys::ibv_wc) -> c_int;
 
 #[derive(Clone, Copy)]
 struct Event(sys::ibv_event_type, usize);
@@ -205,6 +210,7 @@ impl World {
             fail: None,
             carried_out: 0,
             refuse_destroy: false,
+            data_path: (post_send, poll_cq),
         };
         World { inner: Arc::new(Mutex::new(inner)) }
     }
@@ -257,6 +263,11 @@ impl World {
 
     pub fn refuse_destroy(&self) {
         self.lock().refuse_destroy = true;
+    }
+
+    /// Devices that are opened from now on post and poll with these.
+    pub fn set_data_path(&self, post_send: PostSend, poll_cq: PollCq) {
+        self.lock().data_path = (post_send, poll_cq);
     }
 
     /// What is still open, made or registered.
@@ -433,9 +444,9 @@ unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_
     let mut base: sys::ibv_context = unsafe { core::mem::zeroed() };
     base.device = device;
     base.async_fd = read_end.as_raw_fd();
-    base.ops.post_send = Some(post_send);
-    base.ops.poll_cq = Some(poll_cq);
     let mut inner = world.lock();
+    base.ops.post_send = Some(inner.data_path.0);
+    base.ops.poll_cq = Some(inner.data_path.1);
     inner.wakes[*index] = Some(wake);
     inner.open += 1;
     let context = Context { base, world: world.clone(), device: *index, _read_end: read_end };
