@@ -177,6 +177,12 @@ struct FifoState {
     closed: bool,
 }
 
+impl FifoState {
+    fn is_empty(&self) -> bool {
+        self.consumer.as_ref().is_none_or(|consumer| consumer.peek().is_none())
+    }
+}
+
 /// Takes what is ready from its FIFOs, submits it to its ports, polls them, and publishes.
 ///
 /// [`step`](Self::step) never blocks, allocates, locks, logs or calls the system; whoever calls it decides how often,
@@ -359,12 +365,16 @@ impl Engine {
         state.closed = !succeeded;
     }
 
-    /// Whether every trigger that was pushed has been taken and every op is complete.
+    /// Whether there is nothing to do: every trigger of a FIFO that is open has been taken, and every op of a channel that
+    /// has not ended is complete.
     pub fn is_idle(&self) -> bool {
-        let empty =
-            |fifo: &FifoState| fifo.closed || fifo.consumer.as_ref().is_none_or(|c| c.peek().is_none());
-        self.fifos.iter().all(empty)
-            && self.backend.channels.iter().all(|c| c.has_ended() || c.window.is_idle())
+        self.fifos.iter().all(|fifo| fifo.closed || fifo.is_empty())
+            && self.backend.channels.iter().all(|channel| channel.has_ended() || channel.window.is_idle())
+    }
+
+    /// Whether every trigger has been taken and no op is under way, in what has ended too.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.fifos.iter().all(FifoState::is_empty) && self.backend.under_way() == 0
     }
 
     /// What the engine has done so far.

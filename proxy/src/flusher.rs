@@ -43,6 +43,14 @@ pub(crate) struct Flusher {
 
 impl Flusher {
     pub(crate) fn start(fifos: Vec<Fifo>, stream: Box<dyn FlushStream>, idle: Idle) -> Result<Self, Error> {
+        let fifos: Vec<Fifo> = fifos.into_iter().filter(|fifo| fifo.handle().flushed != 0).collect();
+        if fifos.is_empty() {
+            return Err(Error::Config {
+                what: "FIFOs with a replica",
+                value: 0,
+                must_be: "1 or more to flush",
+            });
+        }
         let shared = Arc::new(Shared::default());
         let start = Instant::now();
         let worker = {

@@ -22,7 +22,8 @@ pub struct RunConfig {
     pub cpus: Vec<usize>,
     /// What the threads do when there is nothing to do.
     pub idle: Idle,
-    /// Where the tail flusher writes, if there is to be one.
+    /// Where the tail flusher writes, if there is to be one. It serves the FIFOs that the engine has by then and that
+    /// have a replica of their tail.
     pub flush_stream: Option<Box<dyn FlushStream>>,
 }
 
@@ -48,7 +49,7 @@ pub enum Stop {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Everything that was pushed was handled, and everything handled is complete.
+    /// Every trigger that was pushed was taken, and no op is under way, not even one of a channel that ended before.
     pub drained: bool,
     /// Ops that had been taken and were not complete. Those of their puts that the port had accepted have unknown
     /// outcome.
@@ -143,7 +144,7 @@ impl Proxy {
     /// Starts a thread that steps the engine.
     ///
     /// # Errors
-    /// [`Error::Config`] for an [`Idle`] that sleeps too long; [`Error::Thread`] if a thread cannot be made, or not be
+    /// [`Error::Config`] for an [`Idle`] that sleeps too long, or a flusher with nothing to flush; [`Error::Thread`] if a thread cannot be made, or not be
     /// bound to the processors. The engine is dropped then.
     pub fn start(engine: Engine, config: RunConfig) -> Result<Self, Error> {
         let RunConfig { cpus, idle, flush_stream } = config;
@@ -364,7 +365,7 @@ fn run(mut engine: Engine, shared: &Shared, idle: Idle, exited: &SyncSender<Exit
             idle.wait();
         }
     }
-    let (drained, cancelled) = (engine.is_idle(), engine.under_way());
+    let (drained, cancelled) = (engine.is_drained(), engine.under_way());
     let close_by = Instant::now() + STOP_GRACE / 2;
     let mut quiesced = engine.shut_down();
     while engine.is_closing() && Instant::now() < close_by {

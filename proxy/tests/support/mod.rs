@@ -1,6 +1,9 @@
 //! What the tests of this crate share: two ends over loopback, in one engine.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod deadline;
+pub mod script;
+
 use std::time::Duration;
 
 use portway_fifo::{Fifo, Heap, Region};
