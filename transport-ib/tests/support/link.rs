@@ -13,7 +13,10 @@ use portway_transport_ib::Ib;
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// The two ports of a connection.
-pub fn connect(a: &Ib, b: &Ib) -> Result<(Box<dyn Port>, Box<dyn Port>), TransportError> {
+pub type Ports = (Box<dyn Port>, Box<dyn Port>);
+
+/// Connects two ends.
+pub fn connect(a: &Ib, b: &Ib) -> Result<Ports, TransportError> {
     let (a_end, a_bytes) = a.endpoint()?;
     let (b_end, b_bytes) = b.endpoint()?;
     Ok((a_end.connect(&b_bytes, LIMIT)?, b_end.connect(&a_bytes, LIMIT)?))

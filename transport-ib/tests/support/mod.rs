@@ -4,3 +4,4 @@
 pub mod fabric;
 pub mod gpu;
 pub mod link;
+mod table;
