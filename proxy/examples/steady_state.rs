@@ -1,12 +1,12 @@
-//! The engine's steady state and nothing else: `steady_state COUNT` takes COUNT triggers in batches of 32 and hands
+//! The engine's steady state and nothing else: `steady_state COUNT [control]` takes COUNT triggers in batches of 32 and hands
 //! them to a port that accepts and completes everything. Everything else it does is the same for every COUNT, so the
 //! difference of two runs belongs to the triggers alone. It writes a line before and after, for whoever traces its
-//! system calls.
+//! system calls; as a control it makes some in between.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use portway_fifo::{Config, Fifo, Heap, Place};
+use portway_fifo::{Config, Fifo, Heap};
 use portway_proxy::transport::{
     Binding, Close, Completion, Lane, LocalMemory, MemoryId, Op, Port, RemoteMemory, Submit,
 };
@@ -53,15 +53,14 @@ impl Port for Obliging {
     }
 }
 
-fn run(count: u64) -> Result<(), Box<dyn std::error::Error>> {
+fn run(count: u64, is_control: bool) -> Result<(), Box<dyn std::error::Error>> {
     let mut engine = Engine::new(&Heap, Default::default())?;
     let (fifo, consumer) = Fifo::new(&Heap, Config { slots: PUSHED, ..Config::default() })?;
     let fifo = engine.add_fifo(fifo, consumer)?;
     let port = engine.add_port(Box::new(Obliging::default()))?;
     let memory = |index, len_bytes| {
-        let region = Heap.allocate(len_bytes)?;
-        assert_eq!(region.place(), Place::Host);
-        Ok::<_, portway_fifo::Error>(LocalMemory { id: MemoryId { transport: 0, index }, region })
+        let id = MemoryId { transport: 0, index };
+        Ok::<_, portway_fifo::Error>(LocalMemory { id, region: Heap.allocate(len_bytes)? })
     };
     let channel = engine.add_channel(ChannelConfig {
         fifo,
@@ -79,6 +78,9 @@ fn run(count: u64) -> Result<(), Box<dyn std::error::Error>> {
     eprintln!("steady state begins");
     for step in 0..count / 32 {
         taken += engine.step(Duration::from_nanos(step)).triggers;
+        if is_control {
+            std::thread::yield_now();
+        }
     }
     eprintln!("steady state ends");
     if taken != count {
@@ -94,10 +96,11 @@ fn run(count: u64) -> Result<(), Box<dyn std::error::Error>> {
 fn main() -> ExitCode {
     let count = std::env::args().nth(1).and_then(|word| word.parse().ok());
     let Some(count) = count.filter(|count: &u64| *count <= PUSHED && count % 32 == 0) else {
-        eprintln!("usage: steady_state COUNT, a multiple of 32 and at most {PUSHED}");
+        eprintln!("usage: steady_state COUNT [control], COUNT a multiple of 32 and at most {PUSHED}");
         return ExitCode::from(2);
     };
-    match run(count) {
+    let is_control = std::env::args().nth(2).is_some_and(|word| word == "control");
+    match run(count, is_control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("steady_state: {error}");

@@ -389,3 +389,37 @@ fn attend(engine: &mut Engine, shared: &Shared) -> Option<Instant> {
 fn next_call(shared: &Shared) -> Option<(u64, Call)> {
     shared.calls().queue.pop_front()
 }
+
+#[cfg(test)]
+mod tests {
+    use portway_fifo::{Config, Fifo, Heap};
+
+    use super::*;
+
+    /// No port can bring the thread down, so this takes a call of our own.
+    #[test]
+    fn a_thread_that_is_gone_is_told_of_at_once() {
+        let mut engine = Engine::new(&Heap, engine::Config::default()).unwrap();
+        let (fifo, consumer) = Fifo::new(&Heap, Config::default()).unwrap();
+        engine.add_fifo(fifo.clone(), consumer).unwrap();
+        let proxy = Proxy::start(engine, RunConfig::default()).unwrap();
+        let start = Instant::now();
+        // A call that gives the next two time to come, the one that brings the thread down, one that waits behind it,
+        // and one that comes later.
+        let (_, first) = proxy.post(|_| std::thread::sleep(Duration::from_millis(50))).unwrap();
+        let (_, second) = proxy.post(|_| -> () { panic!("our own mistake") }).unwrap();
+        let (_, behind) = proxy.post(|engine| engine.is_idle()).unwrap();
+        assert!(first.recv_timeout(CALL_TIMEOUT).is_ok());
+        assert!(matches!(second.recv_timeout(CALL_TIMEOUT), Err(RecvTimeoutError::Disconnected)));
+        assert!(matches!(behind.recv_timeout(CALL_TIMEOUT), Err(RecvTimeoutError::Disconnected)));
+        let says = "calling the engine's thread: it has ended, by a panic";
+        assert_eq!(proxy.call(|engine| engine.is_idle()).unwrap_err().to_string(), says);
+        assert!(start.elapsed() < CALL_TIMEOUT, "{:?}", start.elapsed());
+        let report = proxy.stop(Stop::Drain { within: Duration::from_secs(60) });
+        assert!(start.elapsed() < CALL_TIMEOUT, "{:?}", start.elapsed());
+        assert!(!report.drained && !report.quiesced && report.quarantined.is_empty(), "{report:?}");
+        let producer = fifo.producer().unwrap();
+        let position = producer.push(portway_fifo::Trigger::new([0, 0]).unwrap()).unwrap();
+        assert!(matches!(producer.sync(position), Err(portway_fifo::Error::Aborted)));
+    }
+}
