@@ -34,7 +34,7 @@ build() {
     printf '#!/bin/sh\nexec "$@" %s\n' "${1:+--cfg portway_plant=\\\"$1\\\"}" >"$wrapper"
     chmod +x "$wrapper"
     program=$(RUSTC_WORKSPACE_WRAPPER=$wrapper \
-        cargo test --quiet --package portway-fifo --test header_race --target $triple --no-run --message-format=json |
+        timeout 1800 cargo test --quiet --package portway-fifo --test header_race --target $triple --no-run --message-format=json |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
     [ -x "$program" ] || { echo "tsan: cargo built no test program" >&2; exit 1; }
 }

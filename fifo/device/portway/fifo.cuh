@@ -75,7 +75,7 @@ namespace detail {
 
 // What the elected reader does: reads the word until it has reached `target`, and publishes what it sees. False if it is
 // stopped, late, or has looked often enough.
-PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 start, u64 timeout_ns) {
+PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadline) {
   for (u32 look = 0; look < platform::kReaderLooks; look++) {
     // Both loads are on their way at once, so a look costs one trip over the bus.
     const u64 stop = platform::load_relaxed_system(watch.stop);
@@ -84,7 +84,7 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 start
     copied = value;
     if (stop) platform::compare_exchange_device(watch.seen + 1, 0, stop);
     if (reached(value, target)) return true;
-    if (stop || platform::clock_ns() - start >= timeout_ns) return false;
+    if (stop || reached(platform::clock_ns(), deadline)) return false;
   }
   return false;
 }
@@ -101,21 +101,21 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 start
 // The word wins over the stop word and over the clock: before a wait gives up it looks at the word itself. A timeout of
 // zero is one look.
 PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, u64 target, u64 timeout_ns) {
-  const u64 start = platform::clock_ns();
+  const u64 deadline = platform::clock_ns() + timeout_ns;
   platform::Pause pause;
   for (;;) {
     const Pair copy = platform::load_pair_acquire_device(watch.seen);
     if (reached(copy.first, target)) return {Status::kOk, 0};
     if (flushed && reached(platform::load_acquire_system(flushed), target)) return {Status::kOk, 0};
     const u64 gate = copy.second;
-    if (gate || platform::clock_ns() - start >= timeout_ns) {
+    if (gate || reached(platform::clock_ns(), deadline)) {
       // The copy is as old as the last election. The word after the gate: it has every value from before the stop.
       if (reached(platform::load_acquire_system(watch.value), target)) return {Status::kOk, 0};
       return {gate ? Status::kAborted : Status::kTimeout, gate};
     }
     const bool elected = platform::elect_device(watch.reader);
     if (elected) {
-      const bool done = detail::read(watch, copy.first, target, start, timeout_ns);
+      const bool done = detail::read(watch, copy.first, target, deadline);
       // The next reader's copy may land before this one's. Then the copy falls behind until the next look, and a copy
       // that is behind is not wrong.
       platform::store_relaxed_device(watch.reader, 0);

@@ -10,13 +10,16 @@ pub mod ledger;
 use std::ffi::{CStr, c_char};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
 use portway_fifo::{Fifo, FifoHandle};
+
+/// How long the compiler may take.
+const TOOL_LIMIT: Duration = Duration::from_secs(180);
 
 /// `portway::Status`.
 pub mod status {
@@ -142,6 +145,7 @@ pub fn build(name: &str) -> Option<Library> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let object = folder.join(format!("{name}-{}.o", std::process::id()));
+    let log = object.with_extension("log");
     let (fresh, shared) = (object.with_extension("so"), folder.join(format!("{name}.so")));
     let flags = std::env::var("PORTWAY_CXXFLAGS").unwrap_or_default();
     let mut compile = compiler();
@@ -153,7 +157,7 @@ pub fn build(name: &str) -> Option<Library> {
         .arg(root.join(format!("tests/device/{name}.cpp")))
         .arg("-o")
         .arg(&object);
-    if !run(&mut compile) {
+    if !run(&mut compile, &log) {
         let missing = format!("no C++ compiler ({:?})", compile.get_program());
         assert!(std::env::var_os("PORTWAY_REQUIRE_CXX").is_none_or(|it| it != "1"), "{missing}");
         // Not `println!`, which the test harness would swallow.
@@ -161,7 +165,9 @@ pub fn build(name: &str) -> Option<Library> {
         return None;
     }
     // Linked apart, without the extra flags: a sanitizer's runtime is the program's, not the library's.
-    assert!(run(compiler().args(["-shared", "-pthread"]).arg(&object).arg("-o").arg(&fresh)));
+    let mut link = compiler();
+    link.args(["-shared", "-pthread"]).arg(&object).arg("-o").arg(&fresh);
+    assert!(run(&mut link, &log), "the compiler was there a moment ago");
     let _ = std::fs::remove_file(object);
     // A test that runs at the same time finds the old library or the new one, and both are whole.
     std::fs::rename(fresh, &shared).expect("the library that was just linked can be renamed");
@@ -178,14 +184,33 @@ fn compiler() -> Command {
     command
 }
 
-/// Whether the program was found. It must then succeed.
-fn run(command: &mut Command) -> bool {
-    match command.output() {
-        Ok(output) if output.status.success() => true,
-        Ok(output) => panic!("{command:?}\n{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) if error.kind() == ErrorKind::NotFound => false,
-        Err(error) => panic!("{command:?}: {error}"),
-    }
+/// Whether the program was found. It must then succeed, within [`TOOL_LIMIT`].
+fn run(command: &mut Command, log: &Path) -> bool {
+    let output = std::fs::File::create(log).expect("the folder for temporary files of tests can be written");
+    let mut child = match command.stdin(Stdio::null()).stderr(output).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let _ = std::fs::remove_file(log);
+            assert!(error.kind() == ErrorKind::NotFound, "{command:?}: {error}");
+            return false;
+        }
+    };
+    let deadline = Deadline::new(TOOL_LIMIT, format!("{command:?}"));
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("a child that was started can be asked for its status")
+        {
+            break status;
+        }
+        if let Err(late) = deadline.passed(|| "expected its end, saw it running".into()) {
+            let _ = child.kill();
+            panic!("{late}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let said = std::fs::read_to_string(log).unwrap_or_default();
+    let _ = std::fs::remove_file(log);
+    assert!(status.success(), "{command:?}: {status}\n{said}");
+    true
 }
 
 impl Device {
