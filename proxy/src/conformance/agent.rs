@@ -1,7 +1,7 @@
 //! [`Agent`]: carries out commands on a transport of this process.
 
 use core::fmt;
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 use core::time::Duration;
 use std::io::{Read, Seek};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,16 +23,29 @@ pub(super) type Allocate = dyn Fn(u64) -> Result<Region, portway_fifo::Error> + 
 
 /// The call that an agent is in, for whoever waits for the agent.
 #[derive(Debug, Default)]
-pub(super) struct Inside(Mutex<&'static str>);
+pub(super) struct Inside {
+    call: Mutex<&'static str>,
+    ended: AtomicU64,
+}
 
 impl Inside {
-    fn set(&self, call: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = call;
+    fn begin(&self, call: &'static str) {
+        *self.call.lock().unwrap_or_else(PoisonError::into_inner) = call;
+    }
+
+    fn end(&self) {
+        self.begin("");
+        self.ended.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Its name; empty between calls.
     pub(super) fn call(&self) -> &'static str {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.call.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many calls have ended.
+    pub(super) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
     }
 }
 
@@ -73,6 +86,9 @@ impl Kept {
 /// What is allocated before and behind a memory, for its transport to leave alone: more than a page, and odd, so that no
 /// memory is aligned.
 const MARGIN_BYTES: u64 = 4_109;
+
+/// How many times its limit a drive may last, as long as something happens.
+pub(super) const DRIVE_LIMITS: u32 = 6;
 
 /// A track and how far its word has come.
 struct Watched {
@@ -115,7 +131,7 @@ impl Agent {
             Ok(Err(fault)) => Reply::Failed { fault },
             Err(payload) => Reply::Failed { fault: self.panicked(&*payload) },
         };
-        self.inside.set("");
+        self.inside.end();
         let waited = self.delay.total().saturating_sub(delayed);
         let (call, took) = self.longest;
         Answer { reply, longest: Longest { call: call.into(), took: took.saturating_sub(waited) } }
@@ -217,9 +233,9 @@ impl Agent {
         call: &'static str,
         body: impl FnOnce(&dyn Transport) -> Result<R, TransportError>,
     ) -> Done<R> {
-        self.inside.set(call);
+        self.inside.begin(call);
         let result = body(&*self.transport);
-        self.inside.set("");
+        self.inside.end();
         result.map_err(|error| Fault::of(call, &error))
     }
 
@@ -232,7 +248,7 @@ impl Agent {
         let Some(port) = self.port.as_deref_mut() else {
             return Err(Fault::new(FaultKind::Suite {}, call, "there is no port"));
         };
-        self.inside.set(call);
+        self.inside.begin(call);
         let start = Instant::now();
         let result = body(port);
         self.note(call, start.elapsed());
@@ -240,7 +256,7 @@ impl Agent {
     }
 
     fn note(&mut self, call: &'static str, took: Duration) {
-        self.inside.set("");
+        self.inside.end();
         if took > self.longest.1 {
             self.longest = (call, took);
         }
@@ -286,7 +302,7 @@ impl Agent {
         let Some(endpoint) = self.endpoint.take() else {
             return Err(Fault::new(FaultKind::Suite {}, "connect", "there is no endpoint"));
         };
-        self.inside.set("connect");
+        self.inside.begin("connect");
         let (connected, connection) = mpsc::sync_channel(1);
         let thread =
             std::thread::Builder::new().name("portway-conformance-connect".into()).spawn(move || {
@@ -315,7 +331,7 @@ impl Agent {
 
     fn drop_port(&mut self) {
         if let Some(port) = self.port.take() {
-            self.inside.set("drop");
+            self.inside.begin("drop");
             let start = Instant::now();
             drop(port);
             self.note("drop", start.elapsed());
@@ -341,8 +357,8 @@ impl Agent {
 
     fn drive(&mut self, ops: &[Op], plan: &Plan, driven: &mut Driven) -> Done<()> {
         let start = Instant::now();
-        let mut next = 0;
-        let mut after = 0;
+        let mut progress = start;
+        let (mut next, mut after, mut idle) = (0, 0, 0u32);
         loop {
             let mut submitted = 0;
             while next < ops.len() && submitted < plan.submits_a_kick && self.submit(&ops[next])? {
@@ -354,17 +370,24 @@ impl Agent {
                 self.port_call("kick", |port| port.kick())?;
             }
             let completions = self.poll(plan.room)?;
+            let moved = submitted > 0 || !completions.is_empty();
             driven.completions.extend(completions);
-            let complete = next == ops.len() && driven.completions.len() >= ops.len();
-            if complete {
+            if next == ops.len() && driven.completions.len() >= ops.len() {
                 after += 1;
             }
             // The caller sees from what is missing that the time was over.
-            if after > plan.polls_after || start.elapsed() > plan.within {
+            let late = progress.elapsed() > plan.within || start.elapsed() > DRIVE_LIMITS * plan.within;
+            if after > plan.polls_after || late {
                 return Ok(());
             }
-            if submitted == 0 {
-                std::thread::yield_now();
+            if moved {
+                progress = Instant::now();
+                idle = 0;
+            } else {
+                idle += 1;
+                if idle % 16 == 0 {
+                    std::thread::yield_now();
+                }
             }
         }
     }

@@ -292,6 +292,7 @@ impl BrokenPort {
                 }
                 Ok(answer)
             }
+            (Defect::TailArrivesLate, _) => self.inner.submit(&op),
             (Defect::StaleSignal, _) => {
                 let answer = self.inner.submit(&op)?;
                 if let (Submit::Accepted, Some(value)) = (answer, op.signal) {

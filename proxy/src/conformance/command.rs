@@ -27,6 +27,7 @@ pub(super) struct Plan {
     pub(super) room: u64,
     /// Polls that go on after everything is complete.
     pub(super) polls_after: u64,
+    /// How long nothing may happen.
     pub(super) within: Duration,
 }
 

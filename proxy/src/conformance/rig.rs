@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::collections::HashSet;
 use std::time::Instant;
 
+use super::agent::DRIVE_LIMITS;
 use super::command::{Driven, Milestone, Name, Plan, Track};
 use super::pattern::{Piece, Random};
 use super::report::{Failure, Outcome};
@@ -156,14 +157,13 @@ impl Rig {
         self.b.begin(Command::Look { within })?;
         self.a.begin(Command::Drive { ops: ops.to_vec(), plan: self.plan() })?;
         let looked = self.b.finish(within).and_then(|reply| self.b.looked(reply));
-        let driven = self.a.finish(within)?;
-        if let Reply::Driven { driven } = driven {
+        let driven = self.a.finish(DRIVE_LIMITS * within);
+        // What B saw comes first: it may be why A did not come to an end.
+        let finished = looked?;
+        if let Reply::Driven { driven } = driven? {
             each_completes_once(&self.a, ops, &driven, within)?;
         }
-        if !looked? {
-            self.all_seen(&self.b)?;
-        }
-        Ok(())
+        if finished { Ok(()) } else { self.all_seen(&self.b) }
     }
 
     /// Every watched word of the side takes its last value, within the limit.
@@ -199,8 +199,16 @@ impl Stepper<'_> {
             self.driven.accepted += 1;
             self.progress = Instant::now();
         }
-        self.rig.b.look(Duration::ZERO)?;
+        self.glance()?;
         Ok(accepted)
+    }
+
+    /// Lets B look, if there is something that it watches.
+    fn glance(&self) -> Checked<()> {
+        if self.rig.b.is_watching() {
+            self.rig.b.look(Duration::ZERO)?;
+        }
+        Ok(())
     }
 
     /// Offers an op until it is accepted. What completed meanwhile is returned.
@@ -220,7 +228,7 @@ impl Stepper<'_> {
 
     pub(super) fn kick(&mut self) -> Checked<()> {
         self.rig.a.kick()?;
-        self.rig.b.look(Duration::ZERO).map(drop)
+        self.glance()
     }
 
     pub(super) fn poll(&mut self) -> Checked<Vec<Completion>> {
@@ -229,6 +237,7 @@ impl Stepper<'_> {
             self.driven.completions.extend(&completions);
             self.progress = Instant::now();
         }
+        // In any case: the look polls B's port, which may be what this one needs.
         self.rig.b.look(Duration::ZERO)?;
         Ok(completions)
     }

@@ -4,9 +4,11 @@ use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
 use std::io::{Read, Write};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Instant;
 
-use super::agent::{Agent, Allocate, Inside};
+use super::agent::{Agent, Allocate, DRIVE_LIMITS, Inside};
 use super::command::{Answer, Command, Driven, Fault, FaultKind, Longest, Name, Plan, Reply, Track};
 use super::pattern::{Complaint, Piece};
 use super::report::Failure;
@@ -60,6 +62,8 @@ impl End {
 }
 
 /// Works for a suite in another process until the stream ends.
+///
+/// `idle` is to be longer than the suite may leave this end alone: if not every pair has it, as long as the suite takes.
 ///
 /// # Errors
 /// [`TransportError::Timeout`] if nothing came, or a command did not end, within `idle`: the thread that was at work is
@@ -168,6 +172,7 @@ pub(super) struct Side {
     inside: Arc<Inside>,
     /// Lanes of its port.
     lanes: Cell<u32>,
+    watching: Cell<bool>,
 }
 
 pub(super) type Checked<T> = Result<T, Failure>;
@@ -214,7 +219,15 @@ impl Side {
             drop(worker);
             drop(answered);
         });
-        let side = Side { name, limits, commands: Some(commands), answers, inside, lanes: Cell::new(0) };
+        let side = Side {
+            name,
+            limits,
+            commands: Some(commands),
+            answers,
+            inside,
+            lanes: Cell::new(0),
+            watching: Cell::new(false),
+        };
         thread.map_err(|error| side.failure("a thread", error.to_string()))?;
         side.done(Command::Reset {})?;
         Ok(side)
@@ -232,12 +245,7 @@ impl Side {
 
     /// The answer to what was begun, be it a fault. `within` is what the command itself may take.
     fn outcome(&self, within: Duration) -> Checked<Result<Reply, Fault>> {
-        let limit = within + self.limits.wait;
-        let answer = self.answers.recv_timeout(limit).map_err(|_| {
-            let call = self.inside.call();
-            let call = if call.is_empty() { "a command" } else { call };
-            self.failure(format!("{call} returns"), format!("it has not within {limit:?}"))
-        })?;
+        let answer = self.answer(within)?;
         let Longest { call, took } = answer.longest;
         if took > self.limits.call {
             let expected = format!("{call} returns at once, in no case after {:?}", self.limits.call);
@@ -250,6 +258,31 @@ impl Side {
             Reply::Failed { fault } => Err(fault),
             reply => Ok(reply),
         })
+    }
+
+    /// Waits for an answer until the command's time is over, or one call into the transport has not come back.
+    fn answer(&self, within: Duration) -> Checked<Answer> {
+        let start = Instant::now();
+        let (wait, limit) = (self.limits.wait, within + self.limits.wait);
+        let mut ended = None;
+        loop {
+            let left = limit.saturating_sub(start.elapsed()).min(wait);
+            match self.answers.recv_timeout(left) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.failure("a side that works", "it is gone"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let call = self.inside.call();
+            let stuck = !call.is_empty() && ended == Some(self.inside.ended());
+            if stuck || start.elapsed() >= limit {
+                let call = if call.is_empty() { "a command" } else { call };
+                let seen = format!("it has not within {:?}", if stuck { wait } else { limit });
+                return Err(self.failure(format!("{call} returns"), seen));
+            }
+            ended = Some(self.inside.ended());
+        }
     }
 
     /// The reply to what was begun.
@@ -274,7 +307,8 @@ impl Side {
     pub(super) fn attempt(&self, command: Command) -> Checked<Result<Reply, Fault>> {
         let within = match &command {
             Command::Connect { within, .. } => 2 * *within,
-            Command::Look { within } | Command::Drive { plan: Plan { within, .. }, .. } => *within,
+            Command::Look { within } => *within,
+            Command::Drive { plan, .. } => DRIVE_LIMITS * plan.within,
             _ => Duration::ZERO,
         };
         self.begin(command)?;
@@ -363,7 +397,13 @@ impl Side {
     }
 
     pub(super) fn watch(&self, tracks: Vec<Track>) -> Checked<()> {
+        self.watching.set(true);
         self.done(Command::Watch { tracks })
+    }
+
+    /// Whether it was given words to watch.
+    pub(super) fn is_watching(&self) -> bool {
+        self.watching.get()
     }
 
     /// Looks at the watched words; whether all have their last value.
@@ -389,7 +429,7 @@ impl Drop for Side {
     /// Waits, with a deadline, until the worker has let go of what it holds, so that two checks do not overlap.
     fn drop(&mut self) {
         self.commands = None;
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while start.elapsed() < self.limits.wait {
             let left = self.limits.wait.saturating_sub(start.elapsed());
             match self.answers.recv_timeout(left) {

@@ -59,7 +59,7 @@ pub fn no_call_blocks(fixture: &dyn Fixture) -> Outcome {
 pub fn no_call_waits_for_the_peer(fixture: &dyn Fixture) -> Outcome {
     check(fixture, |rig| {
         let mut way = rig.way(2, FULL_BYTES)?;
-        let ops: Vec<Op> = (0..200).map(|at| small_put(&mut way, at)).collect();
+        let ops: Vec<Op> = (0..60).map(|at| small_put(&mut way, at)).collect();
         quiesce(&rig.b, rig.limits)?;
         rig.b.done(Command::DropPort {})?;
         for op in ops {

@@ -1,6 +1,7 @@
 //! What lands, and when.
 
 use crate::conformance::Fixture;
+use crate::conformance::agent::DRIVE_LIMITS;
 use crate::conformance::command::{Command, Plan, Reply};
 use crate::conformance::pattern::Random;
 use crate::conformance::report::{Failure, Outcome};
@@ -187,7 +188,7 @@ fn both_ways(rig: &Rig, ops: &[Vec<Op>; 2], plans: [Plan; 2]) -> Checked<()> {
     for ((side, ops), plan) in sides.iter().zip(ops).zip(plans) {
         side.begin(Command::Drive { ops: ops.clone(), plan })?;
     }
-    let finish = |side: &Side, ops| match side.finish(rig.limits.wait)? {
+    let finish = |side: &Side, ops| match side.finish(DRIVE_LIMITS * rig.limits.wait)? {
         Reply::Driven { driven } => each_completes_once(side, ops, &driven, rig.limits.wait),
         other => Err(side.failure("an answer to the command", format!("{other:?}"))),
     };
