@@ -80,7 +80,8 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadl
     // Both loads are on their way at once, so a look costs one trip over the bus.
     const u64 stop = platform::load_relaxed_system(watch.stop);
     const u64 value = platform::load_acquire_system(watch.value);
-    if (value != copied) platform::store_release_device(watch.seen, value);
+    // Now and then without need as well: the last reader's store may have landed on top of this one's.
+    if (value != copied || look % 16 == 15) platform::store_release_device(watch.seen, value);
     copied = value;
     if (stop) platform::compare_exchange_device(watch.seen + 1, 0, stop);
     if (reached(value, target)) return true;
@@ -116,8 +117,8 @@ PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, u64 target,
     const bool elected = platform::elect_device(watch.reader);
     if (elected) {
       const bool done = detail::read(watch, copy.first, target, deadline);
-      // The next reader's copy may land before this one's. Then the copy falls behind until the next look, and a copy
-      // that is behind is not wrong.
+      // Relaxed, so this reader's copy may land after the next one's. A copy that is behind is not wrong, and `read`
+      // mends it.
       platform::store_relaxed_device(watch.reader, 0);
       if (done) return {Status::kOk, 0};
     }
