@@ -68,8 +68,8 @@ impl WatchHandle {
     /// The handle of a watch over the word at `value`, stopped by the one at `stop`, with its
     /// [`watch::WORDS`] words of device memory from `copy` on. All are addresses.
     pub const fn new(value: u64, stop: u64, copy: u64) -> Self {
-        let seen = copy + watch::SEEN as u64 * 8;
-        WatchHandle { value, stop, seen, reader: copy + watch::READER as u64 * 8 }
+        let seen = copy.wrapping_add(watch::SEEN as u64 * 8);
+        WatchHandle { value, stop, seen, reader: copy.wrapping_add(watch::READER as u64 * 8) }
     }
 }
 

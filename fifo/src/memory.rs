@@ -477,6 +477,7 @@ struct HeapMemory {
 
 impl Memory for HeapMemory {
     fn segments(&self, range: Segment) -> Result<Vec<Segment>, Error> {
+        self.checked(range.address, range.len_bytes as usize)?;
         Ok(vec![range])
     }
 

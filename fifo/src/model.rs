@@ -300,9 +300,8 @@ fn an_abort_races_with_room() {
     explore(|| {
         let (model, mut consumer) = Model::full();
         let producers = [2, 3].map(|n| model.spawn(move |producer, _| producer.push(trigger(n))));
-        take(&mut consumer, 1, |_, _| ());
         model.fifo.abort();
-        take(&mut consumer, 1, |_, _| ());
+        take(&mut consumer, 2, |_, _| ());
         let results = producers.map(|thread| thread.join().unwrap());
         check_ends(&model, consumer, results, Cause::Abort);
     });

@@ -7,7 +7,7 @@ use crate::error::{Cause, Error};
 use crate::fifo::{Shared, check_timeout, gate, tail_watch};
 use crate::layout::{device, host};
 use crate::memory::Words;
-use crate::sync::{AtomicU64, GATE_LOAD, GATE_STORE, Ordering, RECORD_STORE, SLOT_STORE};
+use crate::sync::{AtomicU64, GATE_LOAD, GATE_STORE, LAST_RECORD_STAYS, Ordering, RECORD_STORE, SLOT_STORE};
 use crate::trigger::{Position, Trigger};
 use crate::watch::{Unreached, Watch, timed_out};
 
@@ -126,7 +126,7 @@ impl Producer {
         };
         let record = gate::broken(cause, first);
         // An abort that nobody broke the FIFO in yet gives way to the break; a break stays.
-        while expected == 0 || expected == gate::ABORTED {
+        while expected == 0 || expected == gate::ABORTED || LAST_RECORD_STAYS {
             match self.tail.gate().compare_exchange(expected, record, GATE_STORE, Ordering::Relaxed) {
                 Ok(_) => {
                     self.host_record().store(record, RECORD_STORE);

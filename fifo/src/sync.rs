@@ -1,13 +1,19 @@
 //! The atomics of this crate, behind a door that [loom](https://docs.rs/loom) can stand in.
 //!
 //! The orderings that the protocol rests on are named here, once. Built with `--cfg portway_plant="NAME"`, one of
-//! them is weakened on purpose: `ci/loom.sh` shows that some model then fails, so the models can fail.
+//! them is weakened on purpose, or one of two rules is broken: `ci/loom.sh` shows that some model then fails, so the
+//! models can fail.
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::AtomicU64;
 pub use core::sync::atomic::Ordering;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::AtomicU64;
+
+/// Planted: a wait gives up on what the copy says, without a look at the word itself.
+pub(crate) const NO_LAST_LOOK: bool = cfg!(portway_plant = "no_last_look");
+/// Planted: a later record of a break replaces the first one.
+pub(crate) const LAST_RECORD_STAYS: bool = cfg!(portway_plant = "last_record_stays");
 
 /// An ordering of the protocol, unless the plant of that name weakens it.
 macro_rules! ordering {

@@ -5,8 +5,8 @@ use core::time::Duration;
 use crate::layout::watch;
 use crate::memory::Words;
 use crate::sync::{
-    AtomicU64, Deadline, GATE_LOAD, GATE_STORE, Ordering, Pause, READER_RETURN, READER_TAKE, SEEN_LOAD,
-    SEEN_STORE, STOP_LOAD, TAIL_LOAD,
+    AtomicU64, Deadline, GATE_LOAD, GATE_STORE, NO_LAST_LOOK, Ordering, Pause, READER_RETURN, READER_TAKE,
+    SEEN_LOAD, SEEN_STORE, STOP_LOAD, TAIL_LOAD,
 };
 use crate::{Error, Position};
 
@@ -124,7 +124,7 @@ impl Watch {
                 // every value from before the stop.
                 let seen = self.value();
                 return match gate {
-                    _ if seen.reached(target) => Ok(()),
+                    _ if seen.reached(target) && !NO_LAST_LOOK => Ok(()),
                     0 => Err(Unreached::TimedOut { seen }),
                     _ => Err(Unreached::Stopped(gate)),
                 };

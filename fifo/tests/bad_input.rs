@@ -170,7 +170,7 @@ fn regions() {
         limit_bytes: 4096,
     };
     assert_eq!(heap.owner().read(heap.address() - 1, &mut [0]), Err(foreign.clone()));
-    assert_eq!(heap.owner().write(heap.address() - 1, &[0]), Err(foreign));
+    assert_eq!(heap.owner().write(heap.address() - 1, &[0]), Err(foreign.clone()));
 
     for len_bytes in [0, u64::MAX, isize::MAX as u64] {
         let limit_bytes = isize::MAX as u64;
@@ -178,7 +178,9 @@ fn regions() {
             Error::Range { what: "heap allocation", offset_bytes: 0, len_bytes, address: 0, limit_bytes };
         assert_eq!(Heap.allocate(len_bytes).err(), Some(error));
     }
+    assert_eq!(heap.owner().segments(Segment { address: heap.address() - 1, len_bytes: 1 }), Err(foreign));
     let segment = Segment { address: heap.address(), len_bytes: 4096 };
+    assert_eq!(heap.owner().segments(segment), Ok(vec![segment]));
     assert!(matches!(
         heap.owner().dma_buf(segment),
         Err(Error::Unsupported { what: "heap memory as dma-buf" })
