@@ -24,10 +24,11 @@ struct Slot {
 
 /// The slots are linked once, in order; a post cuts the link behind its last request for as long as it takes.
 pub(crate) struct Chain {
-    /// The slots refer to each other, so they are reached through this pointer alone.
+    /// The slots refer to each other, so they are reached through these pointers alone: the first, the next to be
+    /// written, and one past the last.
     slots: NonNull<Slot>,
-    capacity: usize,
-    len: usize,
+    next: NonNull<Slot>,
+    end: NonNull<Slot>,
 }
 
 // SAFETY: the slots belong to the chain, and the device reads them within `post` only.
@@ -35,7 +36,7 @@ unsafe impl Send for Chain {}
 
 impl core::fmt::Debug for Chain {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Chain({} of {} requests)", self.len, self.capacity)
+        write!(f, "Chain({} of {} requests)", self.len(), self.capacity())
     }
 }
 
@@ -49,33 +50,37 @@ impl Chain {
         };
         let slots: Box<[Slot]> = (0..capacity.max(1)).map(|_| slot()).collect();
         let capacity = slots.len();
-        // A box is never null, and a pointer to it is one to its first slot.
-        let slots = NonNull::from(Box::leak(slots)).cast();
-        let chain = Chain { slots, capacity, len: 0 };
-        for index in 0..capacity {
-            let next = if index + 1 < capacity { chain.slot(index + 1).as_ptr().cast() } else { null_mut() };
-            let slot = chain.slot(index).as_ptr();
+        // A pointer to a slice is one to its first slot.
+        let slots: NonNull<Slot> = NonNull::from(Box::leak(slots)).cast();
+        // SAFETY: one past the last of so many slots.
+        let end = unsafe { slots.add(capacity) };
+        let mut at = slots;
+        while at != end {
+            // SAFETY: `at` is before the end, so what follows it is a slot or the end.
+            let next = unsafe { at.add(1) };
+            let slot = at.as_ptr();
             // SAFETY: a slot of the chain; only its address is taken.
             let piece = unsafe { &raw mut (*slot).piece };
             // SAFETY: a slot of the chain, to which nothing else refers.
             let request = unsafe { &mut (*slot).request };
             request.sg_list = piece;
-            request.next = next;
+            request.next = if next == end { null_mut() } else { next.as_ptr().cast() };
+            at = next;
         }
-        chain
+        Chain { slots, next: slots, end }
     }
 
-    /// The address of a slot; `index` is below the capacity.
-    #[inline]
-    fn slot(&self, index: usize) -> NonNull<Slot> {
-        debug_assert!(index < self.capacity);
-        // SAFETY: inside the allocation of `capacity` slots.
-        unsafe { self.slots.add(index) }
+    fn len(&self) -> usize {
+        (self.next.as_ptr() as usize - self.slots.as_ptr() as usize) / size_of::<Slot>()
+    }
+
+    fn capacity(&self) -> usize {
+        (self.end.as_ptr() as usize - self.slots.as_ptr() as usize) / size_of::<Slot>()
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.next == self.slots
     }
 
     /// Adds the write of a part of a put.
@@ -100,10 +105,12 @@ impl Chain {
     /// long as the queue.
     #[inline]
     fn add(&mut self, id: u64, address: u64, remote_key: u32) -> &mut Slot {
-        assert!(self.len < self.capacity, "the chain is as long as its queue");
+        assert!(self.next != self.end, "the chain is as long as its queue");
+        let mut next = self.next;
+        // SAFETY: not the end, so what follows is a slot or the end.
+        self.next = unsafe { next.add(1) };
         // SAFETY: a slot of the chain, which is borrowed as a whole.
-        let slot = unsafe { self.slot(self.len).as_mut() };
-        self.len += 1;
+        let slot = unsafe { next.as_mut() };
         slot.request.wr_id = id;
         slot.request.wr.rdma =
             sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey: remote_key };
@@ -113,10 +120,17 @@ impl Chain {
     /// Makes the last request ask for a completion.
     #[inline]
     pub(crate) fn ask_for_last(&mut self) {
-        let Some(last) = self.len.checked_sub(1) else { return };
-        // SAFETY: a slot of the chain, which is borrowed as a whole.
-        let slot = unsafe { self.slot(last).as_mut() };
-        slot.request.send_flags |= sys::IBV_SEND_SIGNALED.0;
+        if let Some(mut last) = self.last() {
+            // SAFETY: a slot of the chain, which is borrowed as a whole.
+            unsafe { last.as_mut() }.request.send_flags |= sys::IBV_SEND_SIGNALED.0;
+        }
+    }
+
+    /// The last slot that was written.
+    #[inline]
+    fn last(&self) -> Option<NonNull<Slot>> {
+        // SAFETY: not the first, so there is a slot before.
+        (!self.is_empty()).then(|| unsafe { self.next.sub(1) })
     }
 
     /// Hands the chain to the device and empties it.
@@ -129,9 +143,9 @@ impl Chain {
     /// - The source of every request may be read until the request is complete or the queue pair is destroyed.
     #[inline]
     pub(crate) unsafe fn post(&mut self, post: PostSend, pair: *mut sys::ibv_qp) -> Result<(), i32> {
-        let len = core::mem::take(&mut self.len);
-        let Some(last) = len.checked_sub(1) else { return Ok(()) };
-        let last = self.slot(last).as_ptr();
+        let Some(last) = self.last() else { return Ok(()) };
+        self.next = self.slots;
+        let last = last.as_ptr();
         // SAFETY: a slot of the chain, to which nothing else refers.
         let next = unsafe { core::mem::replace(&mut (*last).request.next, null_mut()) };
         let mut bad = null_mut();
@@ -145,7 +159,7 @@ impl Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        let slots = core::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.capacity);
+        let slots = core::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.capacity());
         // SAFETY: leaked in `new`, with this length.
         drop(unsafe { Box::from_raw(slots) });
     }

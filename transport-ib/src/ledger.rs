@@ -53,25 +53,37 @@ impl Ledger {
         op as usize & (self.ops.len() - 1)
     }
 
+    /// Whether an op can be begun. One without requests too, since it must not pass one that is not all there.
+    #[inline]
+    pub(crate) fn takes_op(&self) -> bool {
+        self.room != 0 && self.has_entry()
+    }
+
+    /// Whether an op of so many requests, one or more, can be built whole.
+    #[inline]
+    pub(crate) fn takes_whole_op(&self, requests: u64) -> bool {
+        // Of none: not here.
+        requests.wrapping_sub(1) < self.room && self.has_entry()
+    }
+
+    #[inline]
+    fn has_entry(&self) -> bool {
+        self.next - self.first < self.ops.len() as u64
+    }
+
     /// Whether there is room for one more request.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.room != 0
     }
 
-    /// Whether an op can be begun.
+    /// The number of the next of so many requests. There is room for them.
     #[inline]
-    pub(crate) fn takes_op(&self) -> bool {
-        self.has_room() && self.next - self.first < self.ops.len() as u64
-    }
-
-    /// The next request's number. There is room for it.
-    #[inline]
-    pub(crate) fn request(&mut self) -> u64 {
-        debug_assert!(self.has_room());
+    pub(crate) fn requests(&mut self, count: u64) -> u64 {
+        debug_assert!(self.room >= count);
         let number = self.built;
-        self.built = number + 1;
-        self.room -= 1;
+        self.built = number + count;
+        self.room -= count;
         number
     }
 
@@ -148,7 +160,7 @@ mod tests {
         let mut ledger = Ledger::new(64, 4);
         let mut asking = Vec::new();
         for sequence in 0..10 {
-            let number = ledger.request();
+            let number = ledger.requests(1);
             if ledger.end_op(Lane(0), sequence, false) {
                 asking.push(number);
             }
@@ -167,7 +179,7 @@ mod tests {
         let mut ledger = Ledger::new(64, 32);
         assert!(!ledger.end_op(Lane(0), 0, true));
         assert_eq!(sequences(&mut ledger), [0], "nothing before it");
-        ledger.request();
+        ledger.requests(1);
         assert!(!ledger.end_op(Lane(0), 1, false));
         assert!(ledger.end_op(Lane(1), 0, true), "the request before it has to ask");
         assert!(!ledger.end_op(Lane(1), 1, true), "it does so already");
@@ -180,8 +192,8 @@ mod tests {
     fn a_completion_of_nothing_under_way_is_told() {
         let mut ledger = Ledger::new(64, 32);
         assert!(!ledger.completed(0));
-        ledger.request();
-        ledger.request();
+        ledger.requests(1);
+        ledger.requests(1);
         assert!(!ledger.completed(2));
         assert!(ledger.completed(1));
         assert!(!ledger.completed(0) && !ledger.completed(1));
@@ -191,10 +203,10 @@ mod tests {
     #[test]
     fn a_request_names_its_op() {
         let mut ledger = Ledger::new(64, 32);
-        ledger.request();
+        ledger.requests(1);
         ledger.end_op(Lane(3), 11, false);
-        ledger.request();
-        ledger.request();
+        ledger.requests(1);
+        ledger.requests(1);
         ledger.end_op(Lane(4), 12, false);
         let op_of = |number| ledger.op_of(number).map(|op| (op.lane.0, op.sequence));
         assert_eq!(
@@ -221,7 +233,7 @@ mod tests {
                     if !ledger.takes_op() { break }
                     for _ in 0..requests {
                         if !ledger.has_room() { break }
-                        prop_assert_eq!(ledger.request(), posted);
+                        prop_assert_eq!(ledger.requests(1), posted);
                         posted += 1;
                     }
                     if ledger.end_op(Lane(0), sequence, complete) { asking.push_back(posted - 1) }

@@ -12,43 +12,22 @@ pub(crate) struct Piece {
     pub(crate) len_bytes: u32,
 }
 
-/// The spans of a memory. Nearly every memory has one, which is found without a search.
-#[derive(Clone, Debug)]
-pub(crate) struct Spans {
-    first: Span,
-    all: Box<[Span]>,
-}
-
-impl Spans {
-    /// From the spans of a memory in order of offset; none if it has none.
-    pub(crate) fn new(spans: &[Span]) -> Option<Self> {
-        Some(Spans { first: *spans.first()?, all: spans.into() })
-    }
-
-    /// The span that holds an offset. The offset lies in the memory.
-    #[inline]
-    fn find(&self, offset_bytes: u64) -> &Span {
-        if offset_bytes < self.first.len_bytes { &self.first } else { self.search(offset_bytes) }
-    }
-
-    #[cold]
-    fn search(&self, offset_bytes: u64) -> &Span {
-        &self.all[self.all.partition_point(|span| span.offset_bytes <= offset_bytes) - 1]
-    }
+/// The span that holds an offset. The offset lies in the memory.
+fn find(spans: &[Span], offset_bytes: u64) -> &Span {
+    &spans[spans.partition_point(|span| span.offset_bytes <= offset_bytes) - 1]
 }
 
 /// The first piece of a put of `len_bytes` bytes from `source_offset_bytes` to `destination_offset_bytes`. Both ranges
 /// lie in their memories.
-#[inline]
 pub(crate) fn first_piece(
-    source: &Spans,
-    destination: &Spans,
+    source: &[Span],
+    destination: &[Span],
     source_offset_bytes: u64,
     destination_offset_bytes: u64,
     len_bytes: u64,
     longest_bytes: u32,
 ) -> Piece {
-    let (from, to) = (source.find(source_offset_bytes), destination.find(destination_offset_bytes));
+    let (from, to) = (find(source, source_offset_bytes), find(destination, destination_offset_bytes));
     let from_bytes = source_offset_bytes - from.offset_bytes;
     let to_bytes = destination_offset_bytes - to.offset_bytes;
     let len =
@@ -81,11 +60,10 @@ mod tests {
     }
 
     fn cut(source: &[Span], destination: &[Span], from: u64, to: u64, len: u64, longest: u32) -> Vec<Piece> {
-        let (source, destination) = (Spans::new(source).unwrap(), Spans::new(destination).unwrap());
         let mut pieces = Vec::new();
         let mut done = 0;
         while done < len {
-            let piece = first_piece(&source, &destination, from + done, to + done, len - done, longest);
+            let piece = first_piece(source, destination, from + done, to + done, len - done, longest);
             assert!(piece.len_bytes > 0, "no progress at {done} of {len}");
             done += u64::from(piece.len_bytes);
             pieces.push(piece);

@@ -4,14 +4,15 @@ use core::fmt;
 use std::sync::Arc;
 
 use portway_proxy::TransportError;
-use portway_proxy::transport::{Binding, Close, Completion, Lane, MemoryId, Op, Port, Put, Submit};
+use portway_proxy::transport::{Binding, Close, Completion, Lane, Op, Port, Put, Submit};
 
 use crate::chain::{Chain, PostSend};
 use crate::error::failure;
 use crate::keeper::{Ailment, At, Job, Stage};
 use crate::ledger::Ledger;
 use crate::memory::Bound;
-use crate::pieces::{Spans, first_piece};
+use crate::message::Span;
+use crate::pieces::{Piece, first_piece};
 use crate::queues::Queues;
 use crate::sys;
 use crate::transport::Inner;
@@ -29,13 +30,53 @@ type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i
 /// A binding, with everything looked up.
 #[derive(Debug)]
 struct Bindings {
-    source: Spans,
-    destination: Spans,
+    pair: u32,
+    signal_key: u32,
+    signal_address: u64,
     source_len_bytes: u64,
     destination_len_bytes: u64,
-    signal_address: u64,
-    signal_key: u32,
-    pair: u32,
+    /// The longest put that is sure to be one request: 0 if a memory has several spans.
+    direct_bytes: u64,
+    /// The first span of each memory.
+    from: Span,
+    to: Span,
+    source: Box<[Span]>,
+    destination: Box<[Span]>,
+}
+
+impl Bindings {
+    /// Whether a put lies in its memories and is one request.
+    #[inline]
+    fn is_direct(&self, put: &Put) -> bool {
+        // Of no bytes: not direct. A length up to `direct_bytes` is one up to both memories' lengths.
+        put.len_bytes.wrapping_sub(1) < self.direct_bytes
+            && put.source_offset_bytes <= self.source_len_bytes - put.len_bytes
+            && put.destination_offset_bytes <= self.destination_len_bytes - put.len_bytes
+    }
+
+    /// The one request of a direct put.
+    #[inline]
+    fn direct(&self, put: &Put) -> Piece {
+        Piece {
+            source_address: self.from.address + put.source_offset_bytes,
+            local_key: self.from.key,
+            destination_address: self.to.address + put.destination_offset_bytes,
+            remote_key: self.to.key,
+            len_bytes: put.len_bytes as u32,
+        }
+    }
+
+    /// Whether an op lies in its memories.
+    fn holds(&self, op: &Op) -> bool {
+        let inside = |offset_bytes: u64, len_bytes: u64, limit_bytes: u64| {
+            offset_bytes.checked_add(len_bytes).is_some_and(|end| end <= limit_bytes)
+        };
+        op.put.is_none_or(|put| {
+            put.len_bytes > 0
+                && inside(put.source_offset_bytes, put.len_bytes, self.source_len_bytes)
+                && inside(put.destination_offset_bytes, put.len_bytes, self.destination_len_bytes)
+        })
+    }
 }
 
 /// An op whose requests did not all fit. It goes on before any later op of its queue pair.
@@ -111,68 +152,62 @@ unsafe extern "C" fn no_poll(_: *mut sys::ibv_cq, _: i32, _: *mut sys::ibv_wc) -
 }
 
 impl Pair {
-    /// Writes down the requests of an op, as far as there is room; there is room for one.
-    ///
-    /// Nearly every put is one request, so that way has no loop.
+    /// Writes down an op whose put, if it has one, is direct. There is room for all of it.
     #[inline]
-    fn build(&mut self, lane: &Bindings, op: &Op, longest_bytes: u32) {
+    fn build(&mut self, lane: &Bindings, op: &Op, requests: u64) {
+        let first = self.id | self.ledger.requests(requests);
         if let Some(put) = &op.put {
-            let moved_bytes = self.write(lane, put, 0, longest_bytes);
-            if moved_bytes != put.len_bytes {
-                return self.build_on(lane, op, moved_bytes, longest_bytes);
-            }
+            self.chain.write(first, &lane.direct(put));
         }
-        self.finish(lane, op);
+        if let Some(value) = op.signal {
+            let last = first + requests - 1;
+            self.chain.signal(last, value, lane.signal_address, lane.signal_key);
+        }
+        self.end(op);
     }
 
-    /// Goes on with an op of whose put so many bytes are written down.
+    /// Writes down any op from where it stands, as far as there is room. What does not fit rests.
     #[cold]
-    fn build_on(&mut self, lane: &Bindings, op: &Op, mut moved_bytes: u64, longest_bytes: u32) {
+    fn build_on(&mut self, lane: &Bindings, begun: Begun, longest_bytes: u32) {
+        let Begun { op, mut moved_bytes } = begun;
         if let Some(put) = &op.put {
             while moved_bytes < put.len_bytes {
                 if !self.ledger.has_room() {
-                    return self.rest(op, moved_bytes);
+                    return self.rest(Begun { op, moved_bytes });
                 }
-                moved_bytes += self.write(lane, put, moved_bytes, longest_bytes);
+                let piece = first_piece(
+                    &lane.source,
+                    &lane.destination,
+                    put.source_offset_bytes + moved_bytes,
+                    put.destination_offset_bytes + moved_bytes,
+                    put.len_bytes - moved_bytes,
+                    longest_bytes,
+                );
+                self.chain.write(self.id | self.ledger.requests(1), &piece);
+                moved_bytes += u64::from(piece.len_bytes);
             }
         }
-        self.finish(lane, op);
-    }
-
-    /// Writes down one request of a put, and returns its bytes.
-    #[inline(always)]
-    fn write(&mut self, lane: &Bindings, put: &Put, moved_bytes: u64, longest_bytes: u32) -> u64 {
-        let piece = first_piece(
-            &lane.source,
-            &lane.destination,
-            put.source_offset_bytes + moved_bytes,
-            put.destination_offset_bytes + moved_bytes,
-            put.len_bytes - moved_bytes,
-            longest_bytes,
-        );
-        self.chain.write(self.id | self.ledger.request(), &piece);
-        piece.len_bytes.into()
-    }
-
-    /// Writes down an op's signal behind its put, and ends the op.
-    #[inline(always)]
-    fn finish(&mut self, lane: &Bindings, op: &Op) {
         if let Some(value) = op.signal {
             if !self.ledger.has_room() {
-                return self.rest(op, op.put.map_or(0, |put| put.len_bytes));
+                return self.rest(Begun { op, moved_bytes });
             }
-            let id = self.id | self.ledger.request();
+            let id = self.id | self.ledger.requests(1);
             self.chain.signal(id, value, lane.signal_address, lane.signal_key);
         }
+        self.end(&op);
+    }
+
+    #[inline]
+    fn end(&mut self, op: &Op) {
         if self.ledger.end_op(op.lane, op.sequence, op.flush) {
             self.chain.ask_for_last();
         }
     }
 
-    #[cold]
-    fn rest(&mut self, op: &Op, moved_bytes: u64) {
+    /// Nothing else is built before it: it takes all room that there is, until it is done.
+    fn rest(&mut self, begun: Begun) {
         self.ask_for_last();
-        self.begun = Some(Begun { op: *op, moved_bytes });
+        self.begun = Some(begun);
     }
 
     /// Makes the last request ask for a completion. If it is not here any more it has asked: each post sees to that.
@@ -360,8 +395,7 @@ impl IbPort {
         let mut built = false;
         for pair in &mut self.pairs {
             if let Some(begun) = pair.begun.take() {
-                let lane = &self.lanes[begun.op.lane.0 as usize];
-                pair.build_on(lane, &begun.op, begun.moved_bytes, self.longest_bytes);
+                pair.build_on(&self.lanes[begun.op.lane.0 as usize], begun, self.longest_bytes);
                 built = true;
             }
         }
@@ -369,12 +403,6 @@ impl IbPort {
             self.post();
         }
     }
-}
-
-/// Whether a range lies in a memory.
-#[inline]
-fn inside(offset_bytes: u64, len_bytes: u64, limit_bytes: u64) -> bool {
-    offset_bytes.checked_add(len_bytes).is_some_and(|end| end <= limit_bytes)
 }
 
 impl Port for IbPort {
@@ -420,21 +448,25 @@ impl Port for IbPort {
                 });
             }
         }
-        // Every memory has a span: it was registered, or its message was checked.
-        let spans = |what, spans, id: MemoryId| {
-            Spans::new(spans).ok_or(TransportError::Unknown { what, index: id.index })
+        let (from, to) = (&source.memory().spans[..], &destination.spans[..]);
+        let lens = (region.len_bytes(), destination.len_bytes());
+        let direct_bytes = match (from, to) {
+            ([_], [_]) => lens.0.min(lens.1).min(self.longest_bytes.into()),
+            _ => 0,
         };
-        let from = spans("source", &source.memory().spans, binding.source)?;
-        let to = spans("destination", &destination.spans, binding.destination)?;
         let lane = Lane(self.lanes.len() as u32);
         self.lanes.push(Bindings {
-            source: from,
-            source_len_bytes: region.len_bytes(),
-            destination: to,
-            destination_len_bytes: destination.len_bytes(),
-            signal_address: word.address,
-            signal_key: word.key,
             pair: lane.0 % self.pairs.len() as u32,
+            signal_key: word.key,
+            signal_address: word.address,
+            source_len_bytes: lens.0,
+            destination_len_bytes: lens.1,
+            direct_bytes,
+            // Every memory has a span: it was registered, or its message was checked.
+            from: from[0],
+            to: to[0],
+            source: from.into(),
+            destination: to.into(),
         });
         self.bound.push(source);
         Ok(lane)
@@ -442,25 +474,18 @@ impl Port for IbPort {
 
     #[inline]
     fn submit(&mut self, op: &Op) -> Result<Submit, TransportError> {
-        if !self.is_open() {
-            return self.closed().map(|()| Submit::Full);
+        let lane = self.lanes.get(op.lane.0 as usize);
+        if let (State::Open, Some(lane)) = (&self.state, lane) {
+            let requests = u64::from(op.put.is_some()) + u64::from(op.signal.is_some());
+            let direct = op.put.as_ref().is_none_or(|put| lane.is_direct(put));
+            if let (true, Some(pair)) = (direct, self.pairs.get_mut(lane.pair as usize)) {
+                if pair.ledger.takes_whole_op(requests) {
+                    pair.build(lane, op, requests);
+                    return Ok(Submit::Accepted);
+                }
+            }
         }
-        let Some(lane) = self.lanes.get(op.lane.0 as usize) else {
-            return Err(self.refuse(op, "an op of a lane that is not bound"));
-        };
-        let fits = op.put.is_none_or(|put| {
-            inside(put.source_offset_bytes, put.len_bytes, lane.source_len_bytes)
-                && inside(put.destination_offset_bytes, put.len_bytes, lane.destination_len_bytes)
-        });
-        if !fits {
-            return Err(self.refuse(op, "an op outside its memory"));
-        }
-        let pair = &mut self.pairs[lane.pair as usize];
-        if pair.begun.is_some() || !pair.ledger.takes_op() {
-            return Ok(Submit::Full);
-        }
-        pair.build(lane, op, self.longest_bytes);
-        Ok(Submit::Accepted)
+        self.submit_other(op)
     }
 
     #[inline]
@@ -514,6 +539,27 @@ impl Port for IbPort {
 }
 
 impl IbPort {
+    /// Submits what is not an op of one or two requests that fit.
+    #[cold]
+    #[inline(never)]
+    fn submit_other(&mut self, op: &Op) -> Result<Submit, TransportError> {
+        if !self.is_open() {
+            return self.closed().map(|()| Submit::Full);
+        }
+        let Some(lane) = self.lanes.get(op.lane.0 as usize) else {
+            return Err(self.refuse(op, "an op of a lane that is not bound"));
+        };
+        if !lane.holds(op) {
+            return Err(self.refuse(op, "an op of no bytes, or outside its memory"));
+        }
+        let pair = &mut self.pairs[lane.pair as usize];
+        if !pair.ledger.takes_op() {
+            return Ok(Submit::Full);
+        }
+        pair.build_on(lane, Begun { op: *op, moved_bytes: 0 }, self.longest_bytes);
+        Ok(Submit::Accepted)
+    }
+
     /// Gives the queues and the bound memory to the keeper, once.
     fn give_away(&mut self) {
         if let Some(queues) = self.queues.take() {

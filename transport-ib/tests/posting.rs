@@ -176,7 +176,10 @@ fn misuse_is_named_and_ends_the_port() {
     let mut link = Link::new(&ib, &ib, 4096);
     let error = link.offer(Some((4000, 0, 97)), None, false).unwrap_err();
     assert!(
-        matches!(error, TransportError::Contract { what: "an op outside its memory", sequence: 0, .. }),
+        matches!(
+            error,
+            TransportError::Contract { what: "an op of no bytes, or outside its memory", sequence: 0, .. }
+        ),
         "{error}"
     );
     assert!(link.a.kick().is_err() && link.poll().is_err() && link.offer(None, Some(1), false).is_err());
@@ -186,6 +189,14 @@ fn misuse_is_named_and_ends_the_port() {
     assert!(matches!(error, TransportError::Contract { lane: 1, .. }), "{error}");
     let mut link = Link::new(&ib, &ib, 4096);
     assert!(link.offer(Some((u64::MAX, 0, 2)), None, false).is_err(), "the sum does not wrap");
+    for put in [(0, 0, 0), (4096, 0, 1), (0, 4096, 1), (0, 1, 4096), (0, 0, 4097), (0, 0, u64::MAX)] {
+        let mut link = Link::new(&ib, &ib, 4096);
+        assert!(link.offer(Some(put), None, false).is_err(), "{put:?}");
+    }
+    let mut link = Link::new(&ib, &ib, 4096);
+    for put in [(0, 0, 4096), (4095, 4095, 1), (0, 0, 1)] {
+        assert_eq!(link.offer(Some(put), None, false).unwrap(), Submit::Accepted, "{put:?}");
+    }
 }
 
 /// A small generator, so that a run can be repeated from its seed.

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Counts the instructions that a put with its signal costs the processor over verbs, at a burst of 32, over a verbs table
+# whose data path does next to nothing: from the FIFO to the doorbell, and from the completion to the frontier. Times vary
+# with the machine; instructions vary with the code alone.
+#
+# Fails when a count is more than a twentieth away from the stored one: whoever changes it writes the new one down here. The
+# aim for the way to the doorbell is 250; it is not reached yet.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stored_doorbell=279
+stored_frontier=106
+aim_doorbell=250
+bursts=1000
+burst=32
+
+if ! command -v valgrind >/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    timeout 300 apt-get install -y -q valgrind >/dev/null 2>&1 || true
+fi
+if ! command -v valgrind >/dev/null; then
+    echo "waived: instructions of a put over verbs: valgrind is not installed"
+    exit 0
+fi
+
+cargo build --quiet --release --package portway-transport-ib --example instructions
+program="${CARGO_TARGET_DIR:-target}/release/examples/instructions"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# count WAY: instructions of the steps that go that way, an op.
+count() {
+    if ! timeout 300 valgrind --tool=callgrind --callgrind-out-file=/dev/null --collect-atstart=no \
+        --toggle-collect="*step_to_the_$1*" "$program" "$bursts" >"$log" 2>&1; then
+        cat "$log" >&2
+        return 1
+    fi
+    awk -v ops=$((bursts * burst)) '/Collected/ { printf "%.1f", $NF / ops; found = 1 } END { exit !found }' "$log"
+}
+
+status=0
+for way in doorbell frontier; do
+    stored=stored_$way
+    each=$(count "$way")
+    awk -v way="$way" -v each="$each" -v stored="${!stored}" 'BEGIN {
+        verdict = each > stored * 1.05 || each < stored * 0.95 ? "FAILED" : "OK"
+        printf "%-9s %6.1f instructions a put with its signal, stored %d: %s\n", way, each, stored, verdict
+        exit verdict != "OK"
+    }' || status=1
+    [ $way = doorbell ] && awk -v each="$each" -v aim="$aim_doorbell" 'BEGIN { if (each > aim) printf "doorbell  above the aim of %d\n", aim }'
+done
+grep '^ops' "$log"
+exit $status
