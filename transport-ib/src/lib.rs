@@ -10,6 +10,7 @@ mod keeper;
 mod ledger;
 mod memory;
 mod message;
+mod pair;
 mod pieces;
 mod port;
 mod queues;

@@ -4,15 +4,14 @@ use core::fmt;
 use std::sync::Arc;
 
 use portway_proxy::TransportError;
-use portway_proxy::transport::{Binding, Close, Completion, Lane, Op, Port, Put, Submit};
+use portway_proxy::transport::{Binding, Close, Completion, Lane, Op, Port, Submit};
 
 use crate::chain::{Chain, PostSend};
 use crate::error::failure;
 use crate::keeper::{Ailment, At, Job, Stage};
 use crate::ledger::Ledger;
 use crate::memory::Bound;
-use crate::message::Span;
-use crate::pieces::{Piece, first_piece};
+use crate::pair::{Begun, Bindings, NUMBER_BITS, Pair};
 use crate::queues::Queues;
 use crate::sys;
 use crate::transport::Inner;
@@ -21,80 +20,8 @@ use crate::transport::Inner;
 const BATCH: usize = 16;
 /// How often per poll.
 const BATCHES: usize = 4;
-/// A request's id is its number, below the index of its queue pair. At 100 million requests a second the numbers last
-/// for 22 years.
-const NUMBER_BITS: u32 = 56;
 
 type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, i32, *mut sys::ibv_wc) -> i32;
-
-/// A binding, with everything looked up.
-#[derive(Debug)]
-struct Bindings {
-    pair: u32,
-    signal_key: u32,
-    signal_address: u64,
-    source_len_bytes: u64,
-    destination_len_bytes: u64,
-    /// The longest put that is sure to be one request: 0 if a memory has several spans.
-    direct_bytes: u64,
-    /// The first span of each memory.
-    from: Span,
-    to: Span,
-    source: Box<[Span]>,
-    destination: Box<[Span]>,
-}
-
-impl Bindings {
-    /// Whether a put lies in its memories and is one request.
-    #[inline]
-    fn is_direct(&self, put: &Put) -> bool {
-        // Of no bytes: not direct. A length up to `direct_bytes` is one up to both memories' lengths.
-        put.len_bytes.wrapping_sub(1) < self.direct_bytes
-            && put.source_offset_bytes <= self.source_len_bytes - put.len_bytes
-            && put.destination_offset_bytes <= self.destination_len_bytes - put.len_bytes
-    }
-
-    /// The one request of a direct put.
-    #[inline]
-    fn direct(&self, put: &Put) -> Piece {
-        Piece {
-            source_address: self.from.address + put.source_offset_bytes,
-            local_key: self.from.key,
-            destination_address: self.to.address + put.destination_offset_bytes,
-            remote_key: self.to.key,
-            len_bytes: put.len_bytes as u32,
-        }
-    }
-
-    /// Whether an op lies in its memories.
-    fn holds(&self, op: &Op) -> bool {
-        let inside = |offset_bytes: u64, len_bytes: u64, limit_bytes: u64| {
-            offset_bytes.checked_add(len_bytes).is_some_and(|end| end <= limit_bytes)
-        };
-        op.put.is_none_or(|put| {
-            put.len_bytes > 0
-                && inside(put.source_offset_bytes, put.len_bytes, self.source_len_bytes)
-                && inside(put.destination_offset_bytes, put.len_bytes, self.destination_len_bytes)
-        })
-    }
-}
-
-/// An op whose requests did not all fit. It goes on before any later op of its queue pair.
-#[derive(Clone, Copy, Debug)]
-struct Begun {
-    op: Op,
-    moved_bytes: u64,
-}
-
-/// A queue pair, as the port uses it.
-#[derive(Debug)]
-struct Pair {
-    pair: *mut sys::ibv_qp,
-    id: u64,
-    ledger: Ledger,
-    chain: Chain,
-    begun: Option<Begun>,
-}
 
 /// Where the port stands.
 #[derive(Debug)]
@@ -149,74 +76,6 @@ unsafe extern "C" fn no_post(
 
 unsafe extern "C" fn no_poll(_: *mut sys::ibv_cq, _: i32, _: *mut sys::ibv_wc) -> i32 {
     -1
-}
-
-impl Pair {
-    /// Writes down an op whose put, if it has one, is direct. There is room for all of it.
-    #[inline]
-    fn build(&mut self, lane: &Bindings, op: &Op, requests: u64) {
-        let first = self.id | self.ledger.requests(requests);
-        if let Some(put) = &op.put {
-            self.chain.write(first, &lane.direct(put));
-        }
-        if let Some(value) = op.signal {
-            let last = first + requests - 1;
-            self.chain.signal(last, value, lane.signal_address, lane.signal_key);
-        }
-        self.end(op);
-    }
-
-    /// Writes down any op from where it stands, as far as there is room. What does not fit rests.
-    #[cold]
-    fn build_on(&mut self, lane: &Bindings, begun: Begun, longest_bytes: u32) {
-        let Begun { op, mut moved_bytes } = begun;
-        if let Some(put) = &op.put {
-            while moved_bytes < put.len_bytes {
-                if !self.ledger.has_room() {
-                    return self.rest(Begun { op, moved_bytes });
-                }
-                let piece = first_piece(
-                    &lane.source,
-                    &lane.destination,
-                    put.source_offset_bytes + moved_bytes,
-                    put.destination_offset_bytes + moved_bytes,
-                    put.len_bytes - moved_bytes,
-                    longest_bytes,
-                );
-                self.chain.write(self.id | self.ledger.requests(1), &piece);
-                moved_bytes += u64::from(piece.len_bytes);
-            }
-        }
-        if let Some(value) = op.signal {
-            if !self.ledger.has_room() {
-                return self.rest(Begun { op, moved_bytes });
-            }
-            let id = self.id | self.ledger.requests(1);
-            self.chain.signal(id, value, lane.signal_address, lane.signal_key);
-        }
-        self.end(&op);
-    }
-
-    #[inline]
-    fn end(&mut self, op: &Op) {
-        if self.ledger.end_op(op.lane, op.sequence, op.flush) {
-            self.chain.ask_for_last();
-        }
-    }
-
-    /// Nothing else is built before it: it takes all room that there is, until it is done.
-    fn rest(&mut self, begun: Begun) {
-        self.ask_for_last();
-        self.begun = Some(begun);
-    }
-
-    /// Makes the last request ask for a completion. If it is not here any more it has asked: each post sees to that.
-    #[inline]
-    fn ask_for_last(&mut self) {
-        if self.ledger.ask_for_last() {
-            self.chain.ask_for_last();
-        }
-    }
 }
 
 impl IbPort {

@@ -14,7 +14,7 @@ use portway_fifo::memory::copy_bytes;
 use portway_transport_ib::Verbs;
 use portway_transport_ib::sys;
 
-use super::table;
+use super::{queues, table};
 
 const EFAULT: i32 = 14;
 /// `EOPNOTSUPP`.
@@ -174,7 +174,7 @@ impl World {
             fail: None,
             carried_out: 0,
             refuse_destroy: false,
-            data_path: (table::post_send, table::poll_cq),
+            data_path: (queues::post_send, queues::poll_cq),
         };
         World { inner: Arc::new(Mutex::new(inner)) }
     }

@@ -4,4 +4,5 @@
 pub mod fabric;
 pub mod gpu;
 pub mod link;
+mod queues;
 mod table;
