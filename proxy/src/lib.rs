@@ -3,6 +3,8 @@
 mod channel;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod engine;
 mod error;
 mod flusher;
@@ -17,6 +19,8 @@ pub mod transport;
 mod window;
 
 pub use channel::{CHANNEL_VERSION, PortChannel, PortChannelHandle};
+#[cfg(feature = "cuda")]
+pub use cuda::CudaFlushStream;
 pub use engine::{ChannelConfig, Config, Engine, FifoId, PortId, Step};
 pub use error::{ChannelError, Error, TransportError};
 pub use flusher::FlushStream;
