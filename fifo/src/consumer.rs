@@ -104,8 +104,7 @@ fn look(host: &[AtomicU64], ring: Ring, position: Position) -> Option<Trigger> {
 #[cfg(not(loom))]
 impl Consumer {
     /// Opens an aborted or broken FIFO again. Triggers that were not taken are dropped; positions go on where the
-    /// producers stopped and never rewind, so nothing that was kept from before can be mistaken for something new. To a
-    /// `sync`, a trigger that was dropped counts as handed on. A
+    /// producers stopped and never rewind, so nothing that was kept from before can be mistaken for something new. A
     /// [`sync`](crate::Producer::sync) of a position from before returns at once, whatever became of its trigger.
     ///
     /// Call it when no kernel and no thread is inside a call on the FIFO: abort, and let them return. What one that
