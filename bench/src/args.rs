@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(short = 'N', value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub runs: u64,
 
-    /// Seconds that the counted iterations take at most, and those before them as well
+    /// Seconds that the counted iterations take at most; those before them, a fifth of that
     #[arg(short = 'D', value_name = "SECONDS", default_value = "0.05", value_parser = seconds)]
     limit: Duration,
 
@@ -60,9 +60,25 @@ pub struct Args {
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 16], value_parser = clap::value_parser!(u64).range(1..))]
     pub batch: Vec<u64>,
 
-    /// Triggers that the consumer takes at most before it publishes the tail
-    #[arg(long, value_name = "COUNT", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..))]
-    pub drain: u64,
+    /// Channels that the producers of `proxy` put through, in turn
+    #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 64], value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub channels: Vec<u64>,
+
+    /// Triggers that the consumer or the engine takes at most before it publishes the tail [default: 32; proxy: 1,32]
+    #[arg(long, value_name = "COUNT,...", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=1024))]
+    drain: Vec<u64>,
+
+    /// Bytes of the smallest put, with K, M or G for binary multiples
+    #[arg(short = 'b', value_name = "BYTES", default_value = "8", value_parser = put_bytes)]
+    begin: u64,
+
+    /// Bytes of the largest put, which is always measured
+    #[arg(short = 'e', value_name = "BYTES", default_value = "1M", value_parser = put_bytes)]
+    end: u64,
+
+    /// By what each size between is larger than the one before
+    #[arg(short = 'f', value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
+    factor: u64,
 
     /// Spins of an idle consumer between two looks
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
@@ -70,7 +86,8 @@ pub struct Args {
 }
 
 /// The flags that shape a layer; the others mean the same to each.
-const SHAPE: &[&str] = &["producers", "depth", "batch", "drain", "poll"];
+const SHAPE: &[&str] =
+    &["producers", "depth", "batch", "channels", "drain", "begin", "end", "factor", "poll"];
 
 /// What the command line asks for.
 pub enum What {
@@ -95,7 +112,10 @@ impl Args {
             };
             if !read {
                 let name = args.layer.as_deref().unwrap_or("no layer");
-                return refuse(ErrorKind::ArgumentConflict, format!("`{name}` does not use --{flag}"));
+                return refuse(
+                    ErrorKind::ArgumentConflict,
+                    format!("`{name}` does not use {}", dashed(flag)),
+                );
             }
         }
         if let (Some(batch), Some(depth)) = (args.batch.iter().max(), args.depth.iter().min()) {
@@ -103,6 +123,10 @@ impl Args {
                 let text = format!("--batch {batch} does not fit a ring of --depth {depth}");
                 return refuse(ErrorKind::ValueValidation, text);
             }
+        }
+        if args.begin > args.end {
+            let text = format!("-b {} is more than -e {}", args.begin, args.end);
+            return refuse(ErrorKind::ValueValidation, text);
         }
         Ok(args)
     }
@@ -114,6 +138,18 @@ impl Args {
             // Every other name that the parser lets through is a layer's.
             Some(name) => layer::by_name(name).map_or(What::List, |layer| What::Layers(vec![layer])),
         }
+    }
+
+    /// The values of `--drain`, or those that a layer takes otherwise.
+    pub fn drain(&self, otherwise: &[u64]) -> Vec<u64> {
+        if self.drain.is_empty() { otherwise.to_vec() } else { self.drain.clone() }
+    }
+
+    /// The sizes of puts, in bytes.
+    pub fn sizes(&self) -> Vec<u64> {
+        let below = |size: &u64| *size < self.end;
+        let next = |size: &u64| Some(size * self.factor);
+        std::iter::successors(Some(self.begin), next).take_while(below).chain([self.end]).collect()
     }
 
     /// How long the iterations of one measurement go on.
@@ -132,6 +168,16 @@ impl Args {
     }
 }
 
+/// A flag of [`SHAPE`] as the user writes it.
+fn dashed(id: &str) -> String {
+    match id {
+        "begin" => "-b".into(),
+        "end" => "-e".into(),
+        "factor" => "-f".into(),
+        long => format!("--{long}"),
+    }
+}
+
 fn names() -> Vec<&'static str> {
     layer::ALL.iter().map(|layer| layer.name).chain(["list"]).collect()
 }
@@ -141,6 +187,22 @@ fn seconds(text: &str) -> Result<Duration, String> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(limit) if !limit.is_zero() && limit <= Duration::from_secs(3600) => Ok(limit),
         _ => Err("must be more than 0 and at most 3600 seconds".into()),
+    }
+}
+
+/// Puts are filled and checked by words.
+const WORD_BYTES: u64 = 8;
+
+fn put_bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)) {
+        Some(bytes) if bytes % WORD_BYTES == 0 && (WORD_BYTES..=1 << 28).contains(&bytes) => Ok(bytes),
+        _ => Err("must be a multiple of 8 from 8 to 256M".into()),
     }
 }
 
@@ -191,6 +253,11 @@ mod tests {
             "fifo -T 0",
             "fifo -D 0",
             "fifo -D x",
+            "put -b 12",
+            "put -b 0",
+            "put -b 64 -e 32",
+            "put -e 512M",
+            "put -f 1",
             "nothing",
         ] {
             assert!(parse(line).is_err(), "{line}");
@@ -198,8 +265,17 @@ mod tests {
     }
 
     #[test]
+    fn sizes_go_from_the_smallest_to_the_largest() {
+        let sizes = |line: &str| parse(line).unwrap().sizes();
+        assert_eq!(sizes("put -b 8 -e 64 -f 2"), [8, 16, 32, 64]);
+        assert_eq!(sizes("put -b 1K -e 6K -f 2"), [1024, 2048, 4096, 6144]);
+        assert_eq!(sizes("put -b 2m -e 2M"), [2 << 20]);
+    }
+
+    #[test]
     fn a_flag_that_nothing_reads_is_refused() {
         assert!(parse("ib --depth 64").is_err());
+        assert!(parse("fifo -b 64").unwrap_err().to_string().contains("`fifo` does not use -b"));
         assert!(parse("list --drain 1").is_err());
         assert!(parse("--drain 1").is_ok());
         assert!(parse("ib -n 5").is_ok());

@@ -13,6 +13,12 @@ pub enum Failure {
     /// The FIFO refused.
     #[error("{measurement}: {source}")]
     Fifo { measurement: String, source: portway_fifo::Error },
+    /// The proxy refused.
+    #[error("{measurement}: {source}")]
+    Proxy { measurement: String, source: Box<portway_proxy::Error> },
+    /// The engine has not done what it was asked for.
+    #[error("{measurement}: {triggers} triggers were to be taken and completed: {report}")]
+    Undone { measurement: String, triggers: u64, report: String },
     /// Another thread of the measurement failed and says why.
     #[error("{measurement}: ended because another thread of it failed")]
     Ended { measurement: String },
@@ -28,6 +34,10 @@ pub enum Failure {
 }
 
 impl Failure {
+    pub fn proxy(measurement: &str, source: portway_proxy::Error) -> Self {
+        Failure::Proxy { measurement: measurement.into(), source: Box::new(source) }
+    }
+
     pub fn json(path: &Path, source: io::Error) -> Self {
         Failure::Json { path: path.to_owned(), source }
     }

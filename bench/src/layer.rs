@@ -5,6 +5,8 @@ use std::fmt::Write;
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::fifo;
+use crate::proxy;
+use crate::put;
 use crate::report::{Report, TimeUnit};
 
 /// Measures a layer and adds its rows to the report.
@@ -29,8 +31,8 @@ pub struct Layer {
 /// Every layer, in the order of the stack.
 pub static ALL: &[Layer] = &[
     fifo::LAYER,
-    unfinished("proxy", "the engine over the loopback transport", "nothing"),
-    unfinished("put", "the whole stack, from put to the signal at the peer", "nothing"),
+    proxy::LAYER,
+    put::LAYER,
     unfinished("ib", "the InfiniBand transport", "libibverbs and an RDMA device"),
     unfinished("ipc", "the CUDA IPC transport", "libcuda and two GPUs, or one twice"),
     unfinished("clique", "making communicators", "libnccl and a GPU"),

@@ -53,6 +53,11 @@ impl Pinning {
         self.cores.first().copied()
     }
 
+    /// The consumer's core if it has that for itself, for an engine's thread.
+    pub fn engine(&self) -> Option<usize> {
+        self.consumer().filter(|_| self.cores.len() > 1)
+    }
+
     /// The core of the n-th producer.
     pub fn producer(&self, n: usize) -> Option<usize> {
         match self.cores.len() {

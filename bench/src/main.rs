@@ -6,9 +6,14 @@ mod failure;
 mod fifo;
 mod layer;
 mod machine;
+mod proxy;
+mod put;
+mod rate;
 mod report;
+mod round;
 mod stats;
 mod table;
+mod trial;
 
 use std::fs::File;
 use std::io::{self, Write};

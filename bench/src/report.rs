@@ -104,9 +104,21 @@ pub struct Rate {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reference {
     pub name: String,
-    pub proc_mops: Spread,
-    /// Ours divided by the reference's, each pair from one run: more than 1 is faster.
+    /// Its rate, where rates are compared.
+    pub proc_mops: Option<Spread>,
+    /// Its median one-way time, where times are compared.
+    pub time_us: Option<Spread>,
+    /// Its bandwidth, where bandwidths are compared.
+    pub bandwidth_gb_per_s: Option<Spread>,
+    /// Ours divided by the reference's, each pair from one run.
     pub ratio: Spread,
+}
+
+impl Reference {
+    /// A reference by name, with the ratio to it and without the value of its own.
+    pub fn new(name: &str, ratio: Spread) -> Self {
+        Reference { name: name.into(), proc_mops: None, time_us: None, bandwidth_gb_per_s: None, ratio }
+    }
 }
 
 /// A payload that was corrupted on purpose, to see that the check finds it.
@@ -231,9 +243,8 @@ mod tests {
             rate_mops: Some(Rate { push: spread(8.0), proc: spread(7.0) }),
             bandwidth_gb_per_s: Some(0.112),
             reference: Some(Reference {
-                name: "array-queue".into(),
-                proc_mops: spread(3.5),
-                ratio: spread(2.0),
+                proc_mops: Some(spread(3.5)),
+                ..Reference::new("array-queue", spread(2.0))
             }),
             wrong: Some(0),
         });

@@ -45,7 +45,7 @@ pub fn layer(report: &Report, layer: &Layer, first_row: usize) -> String {
         let (corrupted, found) = (control.corrupted, control.found);
         let _ = writeln!(
             text,
-            "# negative control: {corrupted} payload corrupted on purpose, {found} found wrong {verdict}"
+            "# negative control: {corrupted} corrupted on purpose, {found} found wrong {verdict}"
         );
     }
     if result.status == Status::Failed {
@@ -97,7 +97,8 @@ fn block(rows: &[Row], unit: TimeUnit) -> String {
         (first.bandwidth_gb_per_s.is_some(), BANDWIDTH),
         (first.reference.is_some(), REFERENCE),
     ] {
-        for (name, unit, pick) in group.iter().filter(|_| present) {
+        let own = |pick: &Pick<Row>| rows.iter().any(|row| pick(row).is_some());
+        for (name, unit, pick) in group.iter().filter(|(_, _, pick)| present && own(pick)) {
             add(name, unit, &|row| pick(row).map(number));
         }
     }
@@ -132,7 +133,9 @@ const RATE: &[(&str, &str, Pick<Row>)] = &[
 const BANDWIDTH: &[(&str, &str, Pick<Row>)] = &[("bw", "(GB/s)", |row| row.bandwidth_gb_per_s)];
 
 const REFERENCE: &[(&str, &str, Pick<Row>)] = &[
-    ("ref", "(Mops)", |row| Some(row.reference.as_ref()?.proc_mops.median)),
+    ("ref", "(Mops)", |row| Some(row.reference.as_ref()?.proc_mops?.median)),
+    ("ref", "(us)", |row| Some(row.reference.as_ref()?.time_us?.median)),
+    ("ref", "(GB/s)", |row| Some(row.reference.as_ref()?.bandwidth_gb_per_s?.median)),
     ("ratio", "", |row| Some(row.reference.as_ref()?.ratio.median)),
     ("r_min", "", |row| Some(row.reference.as_ref()?.ratio.min)),
     ("r_max", "", |row| Some(row.reference.as_ref()?.ratio.max)),

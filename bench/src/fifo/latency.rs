@@ -1,29 +1,21 @@
 //! How long a trigger is on its way, with nothing else on the way.
 
-use std::time::{Duration, Instant};
-
 use portway_fifo::{Consumer, Producer};
 
 use super::payload::{Check, trigger};
 use super::queue::{self, Receiver, Sender};
-use super::trial::{Phase, Trial};
 use super::{NAME, REFERENCE};
 use crate::args::Args;
 use crate::failure::Failure;
-use crate::machine::{Pinning, pin};
+use crate::machine::Pinning;
 use crate::report::Row;
+use crate::round::{Round, Samples, timed};
 use crate::stats::Times;
-
-/// Round trips of a run unless `-n` says otherwise.
-const ITERATIONS: u64 = 10_000;
-
-/// Half of each round trip in microseconds, and the payloads that were wrong.
-type Samples = (Vec<f64>, u64);
+use crate::trial::{Phase, Trial};
 
 /// The rows, with the samples of all runs; the runs of the tests alternate.
 pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     let slots = args.depth.iter().max().copied().unwrap_or(portway_fifo::MIN_SLOTS);
-    let (warmup, timed) = (args.warmup, args.iterations.unwrap_or(ITERATIONS));
     let fifo = || queue::fifo(slots, 1, args.deadline());
     let mut tests = [
         (("push-pop", NAME), Samples::default()),
@@ -35,11 +27,11 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
             let name = format!("fifo latency, {test} of {subject}");
             let refused = |source| Failure::Fifo { measurement: name.clone(), source };
             let trial = &Trial::new(&name, 2, args.deadline());
-            let round = Round { pinning, trial, warmup, timed, limit: args.limit() };
+            let round = Round::new(args, pinning, trial);
             let (new, mistakes) = match (*test, *subject) {
-                ("push-sync", _) => round.push_sync(fifo().map_err(refused)?),
-                (_, REFERENCE) => round.ping_pong(queue::reference(slots, 1), queue::reference(slots, 1)),
-                _ => round.ping_pong(fifo().map_err(refused)?, fifo().map_err(refused)?),
+                ("push-sync", _) => push_sync(&round, fifo().map_err(refused)?),
+                (_, REFERENCE) => ping_pong(&round, queue::reference(slots, 1), queue::reference(slots, 1)),
+                _ => ping_pong(&round, fifo().map_err(refused)?, fifo().map_err(refused)?),
             }?;
             samples.extend(new);
             *wrong += mistakes;
@@ -59,113 +51,53 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     Ok(tests.into_iter().map(row).collect())
 }
 
-/// One run of one test.
-struct Round<'a> {
-    pinning: &'a Pinning,
-    trial: &'a Trial,
-    warmup: u64,
-    timed: u64,
-    limit: Duration,
+/// A trigger goes to the other thread through one queue and comes back through another.
+fn ping_pong<S: Sender, R: Receiver>(
+    round: &Round,
+    (mut there, far): (Vec<S>, R),
+    (mut back, near): (Vec<S>, R),
+) -> Result<Samples, Failure> {
+    let trial = round.trial;
+    let time = || {
+        let mut arrivals = Arrivals::of(near);
+        let (samples, sent) = round.time(|n| {
+            timed(|| {
+                send(&mut there, n, trial)?;
+                arrivals.next(trial).map(|_| ())
+            })
+        })?;
+        Ok((samples, sent, arrivals))
+    };
+    let echo = || {
+        let mut arrivals = Arrivals::of(far);
+        let mut n = 0;
+        while arrivals.next(trial)? {
+            send(&mut back, n, trial)?;
+            n += 1;
+        }
+        Ok(arrivals)
+    };
+    let ((samples, sent, near), far) = round.both(time, echo)?;
+    Ok((samples, near.check.finish(&[sent]) + far.check.finish(&[sent])))
 }
 
-impl Round<'_> {
-    /// A trigger goes to the other thread through one queue and comes back through another.
-    fn ping_pong<S: Sender, R: Receiver>(
-        &self,
-        (mut there, far): (Vec<S>, R),
-        (mut back, near): (Vec<S>, R),
-    ) -> Result<Samples, Failure> {
-        let time = || {
-            let mut arrivals = Arrivals::of(near);
-            let (samples, sent) = self.time(|n| {
-                send(&mut there, n, self.trial)?;
-                arrivals.next(self.trial).map(|_| ())
-            })?;
-            Ok((samples, sent, arrivals))
-        };
-        let echo = || {
-            let mut arrivals = Arrivals::of(far);
-            let mut n = 0;
-            while arrivals.next(self.trial)? {
-                send(&mut back, n, self.trial)?;
-                n += 1;
-            }
-            Ok(arrivals)
-        };
-        let ((samples, sent, near), far) = self.both(time, echo)?;
-        Ok((samples, near.check.finish(&[sent]) + far.check.finish(&[sent])))
-    }
-
-    /// A trigger goes to the other thread, and the news that it was taken comes back as the tail.
-    fn push_sync(&self, (producers, consumer): (Vec<Producer>, Consumer)) -> Result<Samples, Failure> {
-        let refused = |source| Failure::Fifo { measurement: self.trial.name().into(), source };
-        let time = || {
-            self.time(|n| {
-                let push_sync = |producer: &Producer| producer.sync(producer.push(trigger(0, n))?);
-                producers.iter().try_for_each(push_sync).map_err(refused)
-            })
-        };
-        let take = || {
-            let mut arrivals = Arrivals::of(consumer);
-            while arrivals.next(self.trial)? {}
-            Ok(arrivals)
-        };
-        let ((samples, sent), arrivals) = self.both(time, take)?;
-        Ok((samples, arrivals.check.finish(&[sent])))
-    }
-
-    /// Runs the timing side on a producer's core and the other side on the consumer's.
-    fn both<A: Send, B: Send>(
-        &self,
-        time: impl FnOnce() -> Result<A, Failure> + Send,
-        other: impl FnOnce() -> Result<B, Failure> + Send,
-    ) -> Result<(A, B), Failure> {
-        let Round { pinning, trial, .. } = self;
-        std::thread::scope(|scope| {
-            let timing = scope.spawn(|| {
-                pin(pinning.producer(0));
-                trial.part(|| trial.start().and_then(|()| time()))
-            });
-            let other = scope.spawn(|| {
-                pin(pinning.consumer());
-                trial.part(|| trial.start().and_then(|()| other()))
-            });
-            match (timing.join().ok().flatten(), other.join().ok().flatten()) {
-                (Some(timed), Some(other)) => Ok((timed, other)),
-                _ => Err(trial.why()),
-            }
+/// A trigger goes to the other thread, and the news that it was taken comes back as the tail.
+fn push_sync(round: &Round, (producers, consumer): (Vec<Producer>, Consumer)) -> Result<Samples, Failure> {
+    let trial = round.trial;
+    let refused = |source| Failure::Fifo { measurement: trial.name().into(), source };
+    let time = || {
+        round.time(|n| {
+            let push_sync = |producer: &Producer| producer.sync(producer.push(trigger(0, n))?);
+            timed(|| producers.iter().try_for_each(push_sync)).map_err(refused)
         })
-    }
-
-    /// Half the time of each counted round trip, in microseconds, and how many round trips there were with those
-    /// before them. Ends the trial.
-    fn time(
-        &self,
-        mut round_trip: impl FnMut(u64) -> Result<(), Failure>,
-    ) -> Result<(Vec<f64>, u64), Failure> {
-        let mut samples = Vec::with_capacity(self.timed.min(1 << 20) as usize);
-        let mut wait = self.trial.wait("round trips", self.warmup + self.timed);
-        let mut sent = 0;
-        for (phase, count) in [(Phase::Warm, self.warmup), (Phase::Timed, self.timed)] {
-            let begin = Instant::now();
-            let mut now = begin;
-            for _ in 0..count {
-                let start = now;
-                round_trip(sent)?;
-                sent += 1;
-                wait.step(sent)?;
-                now = Instant::now();
-                if phase == Phase::Timed {
-                    samples.push((now - start).as_nanos() as f64 / 1e3 / 2.0);
-                }
-                if now - begin >= self.limit {
-                    break;
-                }
-            }
-        }
-        self.trial.enter(Phase::Over);
-        Ok((samples, sent))
-    }
+    };
+    let take = || {
+        let mut arrivals = Arrivals::of(consumer);
+        while arrivals.next(trial)? {}
+        Ok(arrivals)
+    };
+    let ((samples, sent), arrivals) = round.both(time, take)?;
+    Ok((samples, arrivals.check.finish(&[sent])))
 }
 
 fn send<S: Sender>(senders: &mut [S], n: u64, trial: &Trial) -> Result<(), Failure> {

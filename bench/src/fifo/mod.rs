@@ -4,12 +4,12 @@ mod latency;
 mod payload;
 mod queue;
 mod throughput;
-mod trial;
 
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::layer::Layer;
 use crate::machine::Pinning;
+use crate::rate::Plan;
 use crate::report::{Control, Report, TimeUnit};
 
 use payload::Corrupting;
@@ -56,13 +56,13 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
 /// A run in which one payload is corrupted, to see that the check finds it.
 fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
     const COUNT: u64 = 1000;
-    let shape = Shape { producers: 1, slots: 64, batch: 1, drain: args.drain, poll: args.poll };
+    let shape = Shape { producers: 1, slots: 64, batch: 1, drain: 32 };
     let deadline = args.deadline();
-    let plan = throughput::Plan { warmup: 0, iterations: COUNT, limit: deadline, deadline, check: true };
+    let plan = Plan { warmup: 0, iterations: COUNT, limit: deadline, ..Plan::of(args, COUNT) };
     let name = "fifo, negative control";
     let (senders, receiver) = queue::fifo(shape.slots, shape.producers, deadline)
         .map_err(|source| Failure::Fifo { measurement: name.into(), source })?;
-    let senders = senders.into_iter().map(|sender| Corrupting::new(sender, COUNT / 4));
-    let outcome = throughput::measure(name, senders.collect(), receiver, &shape, &plan, pinning)?;
+    let senders = senders.into_iter().map(|sender| Corrupting::new(sender, COUNT / 4)).collect();
+    let outcome = throughput::measure(name, (senders, receiver), &shape, &plan, true, pinning)?;
     Ok(Control { layer: NAME.into(), corrupted: 1, found: outcome.wrong.unwrap_or(0) })
 }

@@ -3,8 +3,8 @@
 use portway_fifo::Trigger;
 
 use super::queue::Sender;
-use super::trial::Trial;
 use crate::failure::Failure;
+use crate::trial::Trial;
 
 const PRODUCER_SHIFT: u32 = 48;
 

@@ -6,8 +6,8 @@ use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::Backoff;
 use portway_fifo::{Config, Consumer, Fifo, Heap, Producer, Trigger};
 
-use super::trial::Trial;
 use crate::failure::Failure;
+use crate::trial::Trial;
 
 /// A producer's end.
 pub trait Sender: Send {

@@ -24,6 +24,11 @@ pub enum Phase {
     Over,
 }
 
+/// How long the iterations that are not counted take at most, where the counted ones take at most `limit`.
+pub fn warm_limit(limit: Duration) -> Duration {
+    limit / 5
+}
+
 /// One measurement: its start, its phase, its deadline, and the first failure of any of its threads, which ends the
 /// others.
 pub struct Trial {

@@ -1,0 +1,150 @@
+//! Puts with signals, one behind the other.
+
+use std::time::{Duration, Instant};
+
+use portway_fifo::Heap;
+
+use super::side::Side;
+use super::wired::Wired;
+use super::{NAME, reference};
+use crate::args::Args;
+use crate::failure::Failure;
+use crate::machine::{Pinning, pin};
+use crate::rate::{self, Outcome, mops, over};
+use crate::report::{Reference, Row};
+use crate::trial::{Trial, warm_limit};
+
+/// Puts of a run unless `-n` says otherwise.
+const ITERATIONS: u64 = 100_000;
+
+/// Puts of a window at most: as many as a channel has under way.
+const WINDOW: u64 = 256;
+
+/// Bytes of a window at most, unless one put has more: the window of large puts stays in no cache.
+const WINDOW_BYTES: u64 = 4 << 20;
+
+/// A row a size; the whole is run `-N` times.
+pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
+    let sizes = args.sizes();
+    let mut found: Vec<Vec<(Outcome, f64)>> = vec![Vec::new(); sizes.len()];
+    for _ in 0..args.runs {
+        for (&size, found) in sizes.iter().zip(&mut found) {
+            found.push(measure(args, size, pinning)?);
+        }
+    }
+    Ok(sizes.into_iter().zip(found).filter_map(|(size, runs)| row(size, &runs)).collect())
+}
+
+/// Puts of a window.
+fn window(size_bytes: u64) -> u64 {
+    (WINDOW_BYTES / size_bytes).clamp(1, WINDOW)
+}
+
+fn row(size_bytes: u64, runs: &[(Outcome, f64)]) -> Option<Row> {
+    let gb_per_s = |run: &Outcome| run.proc_mops * size_bytes as f64 / 1e3;
+    Some(Row {
+        layer: NAME.into(),
+        test: "throughput".into(),
+        shape: [("window".to_owned(), window(size_bytes))].into(),
+        size_bytes,
+        iterations: runs.iter().map(|(run, _)| run.iterations).sum(),
+        rate_mops: rate::rates(runs, |(run, _)| *run),
+        bandwidth_gb_per_s: over(runs, |(run, _)| gb_per_s(run)).map(|spread| spread.median),
+        reference: Some(Reference {
+            bandwidth_gb_per_s: over(runs, |(_, memcpy)| *memcpy),
+            ..Reference::new("memcpy", over(runs, |(run, memcpy)| gb_per_s(run) / memcpy)?)
+        }),
+        wrong: runs.iter().map(|(run, _)| run.wrong).sum(),
+        ..Row::default()
+    })
+}
+
+/// One run, and the bandwidth of memcpy beside it.
+fn measure(args: &Args, size_bytes: u64, pinning: &Pinning) -> Result<(Outcome, f64), Failure> {
+    let name = format!("put throughput, {size_bytes} bytes");
+    let failed = |source| Failure::proxy(&name, source);
+    let count = window(size_bytes);
+    let wired = Wired::new(&Heap, size_bytes * count, args.deadline(), pinning.engine()).map_err(failed)?;
+    let [from, to] = &wired.ends;
+    let (from, to) = (Side::new(from).map_err(failed)?, Side::new(to).map_err(failed)?);
+    let trial = &Trial::new(&name, 1, args.deadline());
+    let (ours, memcpy) = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            pin(pinning.producer(0));
+            let ours = trial.part(|| windows(args, size_bytes, &from, &to, trial))?;
+            Some((ours, reference::memcpy(size_bytes, count, warm_limit(args.limit()), pinning)))
+        });
+        thread.join().ok().flatten().ok_or_else(|| trial.why())
+    })?;
+    let (timed, mut wrong) = ours;
+    // A signal too many.
+    wrong += u64::from(to.end.poll().map_err(failed)?);
+    wired.stop(&name, timed.sent, args.deadline())?;
+    let outcome = Outcome {
+        iterations: timed.counted,
+        push_mops: mops(timed.counted, timed.push),
+        proc_mops: mops(timed.counted, timed.all),
+        wrong: args.check().then_some(wrong),
+    };
+    Ok((outcome, memcpy))
+}
+
+/// Where the time went.
+#[derive(Default)]
+struct Timed {
+    /// Puts, with those before the counted ones.
+    sent: u64,
+    counted: u64,
+    /// From the first push of a window to its last.
+    push: Duration,
+    /// From the first push of a window to the last signal seen.
+    all: Duration,
+}
+
+/// Windows until there are enough of them, and the messages that were not whole.
+fn windows(
+    args: &Args,
+    size_bytes: u64,
+    from: &Side,
+    to: &Side,
+    trial: &Trial,
+) -> Result<(Timed, u64), Failure> {
+    let count = window(size_bytes);
+    let (mut timed, mut wrong) = (Timed::default(), 0);
+    let places = || (0..count).map(|place| place * size_bytes);
+    let iterations = args.iterations.unwrap_or(ITERATIONS);
+    let phases = [(args.warmup, warm_limit(args.limit()), false), (iterations, args.limit(), true)];
+    let mut wait = trial.wait("windows of puts", args.warmup + iterations);
+    for (least, limit, counted) in phases {
+        let (begin, before) = (Instant::now(), timed.sent);
+        while timed.sent - before < least && begin.elapsed() < limit {
+            if args.check() {
+                for (offset, number) in places().zip(timed.sent..) {
+                    from.fill(offset, size_bytes, number);
+                }
+            }
+            let start = Instant::now();
+            for offset in places() {
+                let put = from.end.put_signal(offset, offset, size_bytes);
+                put.map_err(|source| Failure::proxy(trial.name(), source))?;
+            }
+            let pushed = start.elapsed();
+            for _ in 0..count {
+                to.wait(trial)?;
+            }
+            let all = start.elapsed();
+            if args.check() {
+                let whole = |(offset, number)| to.is_whole(offset, size_bytes, number);
+                wrong += places().zip(timed.sent..).filter(|&message| !whole(message)).count() as u64;
+            }
+            timed.sent += count;
+            if counted {
+                timed.counted += count;
+                timed.push += pushed;
+                timed.all += all;
+            }
+            wait.step(timed.sent)?;
+        }
+    }
+    Ok((timed, wrong))
+}
