@@ -72,11 +72,38 @@ struct Registered {
     bound: Arc<AtomicUsize>,
 }
 
+/// A registered memory that cannot be released until this is dropped.
+#[derive(Debug)]
+struct Held(Registered);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.bound.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Hub {
     fn registered(&self, what: &'static str, id: MemoryId) -> Result<Registered, TransportError> {
+        self.with(what, id, Registered::clone)
+    }
+
+    /// The memory, held: counted under the lock, so that it is not released in between.
+    fn hold(&self, what: &'static str, id: MemoryId) -> Result<Held, TransportError> {
+        self.with(what, id, |registered| {
+            registered.bound.fetch_add(1, Ordering::AcqRel);
+            Held(registered.clone())
+        })
+    }
+
+    fn with<R>(
+        &self,
+        what: &'static str,
+        id: MemoryId,
+        body: impl FnOnce(&Registered) -> R,
+    ) -> Result<R, TransportError> {
         let memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
         match memories.get(id.index as usize) {
-            Some(Some(registered)) if id.transport == self.id => Ok(registered.clone()),
+            Some(Some(registered)) if id.transport == self.id => Ok(body(registered)),
             _ => Err(TransportError::Unknown { what, index: id.index }),
         }
     }
@@ -208,16 +235,10 @@ impl Endpoint for LoopbackEndpoint {
 /// A binding, with everything looked up.
 #[derive(Debug)]
 struct Bound {
-    source: Registered,
-    destination: Registered,
-    signal: Registered,
+    source: Held,
+    destination: Held,
+    _signal: Held,
     word: Words,
-}
-
-impl Bound {
-    fn memories(&self) -> [&Registered; 3] {
-        [&self.source, &self.destination, &self.signal]
-    }
 }
 
 /// An accepted op.
@@ -311,9 +332,9 @@ impl Bound {
     fn advance(&self, resting: &mut Resting, limit: u64) -> u64 {
         let Some(put) = resting.op.put else { return 0 };
         let len_bytes = (put.len_bytes - resting.moved_bytes).min(limit);
-        let source = self.source.region.address() + put.source_offset_bytes + resting.moved_bytes;
+        let source = self.source.0.region.address() + put.source_offset_bytes + resting.moved_bytes;
         let destination =
-            self.destination.region.address() + put.destination_offset_bytes + resting.moved_bytes;
+            self.destination.0.region.address() + put.destination_offset_bytes + resting.moved_bytes;
         // SAFETY: both regions are host memory (checked in `register`), kept alive by `self`, and accessed atomically
         // only (contract of `Region::new`). `submit` found the put inside both.
         unsafe { copy_bytes(source as *mut u8, destination as *mut u8, len_bytes as usize) };
@@ -326,8 +347,8 @@ impl Bound {
             offset.checked_add(len).is_some_and(|end| end <= region.len_bytes())
         };
         op.put.is_none_or(|put| {
-            inside(&self.source.region, put.source_offset_bytes, put.len_bytes)
-                && inside(&self.destination.region, put.destination_offset_bytes, put.len_bytes)
+            inside(&self.source.0.region, put.source_offset_bytes, put.len_bytes)
+                && inside(&self.destination.0.region, put.destination_offset_bytes, put.len_bytes)
         })
     }
 }
@@ -335,21 +356,20 @@ impl Bound {
 impl Port for LoopbackPort {
     fn bind(&mut self, binding: &Binding) -> Result<Lane, TransportError> {
         self.check()?;
-        let source = self.hub.registered("source", binding.source)?;
-        let destination = self.hub.registered("destination", binding.destination)?;
-        let signal = self.hub.registered("signal word", binding.signal)?;
-        if source.region.overlaps(&destination.region) {
-            return Err(TransportError::Overlap {
-                source_address: source.region.address(),
-                destination_address: destination.region.address(),
-            });
+        let source = self.hub.hold("source", binding.source)?;
+        let destination = self.hub.hold("destination", binding.destination)?;
+        let signal = self.hub.hold("signal word", binding.signal)?;
+        let (from, to) = (&source.0.region, &destination.0.region);
+        if from.overlaps(to) {
+            let (source_address, destination_address) = (from.address(), to.address());
+            return Err(TransportError::Overlap { source_address, destination_address });
         }
-        let word = Words::new(signal.region.clone())?;
-        let bound = Bound { source, destination, signal, word };
-        for memory in bound.memories() {
-            memory.bound.fetch_add(1, Ordering::AcqRel);
+        let word = Words::new(signal.0.region.clone())?;
+        if word.is_empty() {
+            let seen = format!("{} bytes", signal.0.region.len_bytes());
+            return Err(TransportError::Malformed { what: "signal word", expected: "8 bytes".into(), seen });
         }
-        self.lanes.push(bound);
+        self.lanes.push(Bound { source, destination, _signal: signal, word });
         Ok(Lane(self.lanes.len() as u32 - 1))
     }
 
@@ -407,7 +427,8 @@ impl Port for LoopbackPort {
     fn close(&mut self) -> Result<Close, TransportError> {
         // Nothing moves outside a call, so a port without ops is quiet.
         self.failed.get_or_insert(TransportError::Closed);
-        self.unbind();
+        self.resting.clear();
+        self.lanes.clear();
         Ok(Close::Quiesced)
     }
 }
@@ -416,20 +437,5 @@ impl LoopbackPort {
     fn fail(&mut self, error: TransportError) -> TransportError {
         self.failed = Some(error.clone());
         error
-    }
-
-    fn unbind(&mut self) {
-        self.resting.clear();
-        for lane in self.lanes.drain(..) {
-            for memory in lane.memories() {
-                memory.bound.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
-    }
-}
-
-impl Drop for LoopbackPort {
-    fn drop(&mut self) {
-        self.unbind();
     }
 }

@@ -22,7 +22,8 @@
 //! 9. **After an error every call returns it**, but for [`close`](Port::close), which works on. The port is the unit of
 //!    failure: all its lanes fail together. Completions not yet polled are lost. A closed port returns an error too.
 //! 10. **Progress needs only [`kick`](Port::kick) and [`poll`](Port::poll)**, and after a kick polls alone. An op may
-//!     rest until the next of them. The engine polls an idle port every millisecond, so an end may rely on its peer's.
+//!     rest until the next of them. The engine polls an idle port too, about every millisecond, so an end may rely on
+//!     its peer's polls.
 //! 11. **Lanes count from 0**, and can be bound while ops are under way. A refused binding changes nothing.
 //! 12. **What is bound stays bound** until the port is quiesced, and is free then. A port that is closed again and again
 //!     is quiesced in the end, after an error too.
