@@ -145,7 +145,8 @@ pub trait Transport: Debug + Send + Sync {
     /// the data. It has one writer: the peer's one channel that is bound to it.
     fn signal_word(&self) -> Result<LocalMemory, TransportError>;
 
-    /// Takes a registration back.
+    /// Takes a registration back. That no peer writes to the memory any more is for the caller to see to: a peer's port
+    /// that has it bound may be in another process.
     ///
     /// # Errors
     /// [`TransportError::Busy`] while a port that is not quiesced has the memory bound.
@@ -194,5 +195,8 @@ pub trait Port: Debug + Send {
 
     /// Begins or goes on to close the port. Ops that are not done may be dropped. The one call that works after an
     /// error.
+    ///
+    /// # Errors
+    /// It cannot be quiesced: what it had bound stays bound for good. It is not called again.
     fn close(&mut self) -> Result<Close, TransportError>;
 }
