@@ -141,7 +141,15 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a thread that steps the engine.
+    /// Starts a thread that steps the engine. An engine runs once:
+    ///
+    /// ```compile_fail,E0382
+    /// # use portway_proxy::{Engine, Proxy, RunConfig};
+    /// let engine = Engine::new(&portway_fifo::Heap, Default::default())?;
+    /// let first = Proxy::start(engine, RunConfig::default())?;
+    /// let second = Proxy::start(engine, RunConfig::default())?; // it has moved
+    /// # Ok::<(), portway_proxy::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Config`] for an [`Idle`] that sleeps too long, or a flusher with nothing to flush; [`Error::Thread`] if a thread cannot be made, or not be
@@ -235,7 +243,8 @@ impl Proxy {
         Stats { flusher, ..self.shared.engine.board.stats() }
     }
 
-    /// Stops: every waiter of every channel and FIFO gets its status, whatever the engine's thread does.
+    /// Stops: every waiter of every channel and FIFO gets its status, whatever the engine's thread does. At once, or,
+    /// when it drains, once everything is handled or the time for it is over. Returns at most [`STOP_GRACE`] later.
     pub fn stop(mut self, how: Stop) -> Report {
         self.finish(how)
     }

@@ -180,3 +180,65 @@ impl Drop for Engine {
         self.backend.ports.drain(..).for_each(|port| port.discard());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use portway_fifo::{Config, Fifo, Heap, Trigger};
+
+    use super::*;
+
+    fn engine() -> (Engine, Fifo) {
+        let mut engine = Engine::new(&Heap, super::super::Config::default()).unwrap();
+        let (fifo, consumer) = Fifo::new(&Heap, Config::default()).unwrap();
+        engine.add_fifo(fifo.clone(), consumer).unwrap();
+        (engine, fifo)
+    }
+
+    /// Steps an engine on another thread while this one holds `held`. Whether it came back.
+    fn steps_beside<L>(held: L, mut body: impl FnMut() + Send + 'static) -> bool {
+        let (done, is_done) = sync_channel(1);
+        let thread = std::thread::spawn(move || {
+            body();
+            // The receiver waits for it, or has given up.
+            let _ = done.send(());
+        });
+        let came_back = is_done.recv_timeout(Duration::from_millis(500)).is_ok();
+        drop(held);
+        assert!(thread.join().is_ok());
+        came_back
+    }
+
+    #[test]
+    fn a_step_takes_no_lock() {
+        let (mut engine, fifo) = engine();
+        let shared = engine.shared().clone();
+        fifo.producer().unwrap().push(Trigger::new([0, 0]).unwrap()).unwrap();
+        // That trigger names no channel: even to end a FIFO takes none.
+        let held = (shared.fifos.lock().unwrap(), shared.channels.lock().unwrap());
+        let tail = fifo.clone();
+        assert!(steps_beside(held, move || {
+            engine.step(Duration::from_secs(1));
+            assert!(tail.producer().unwrap().sync(tail.tail()).is_err());
+        }));
+        // The control: what does take a lock is noticed.
+        let held = (shared.fifos.lock().unwrap(), shared.channels.lock().unwrap());
+        let other = shared.clone();
+        assert!(!steps_beside(held, move || other.end_all()));
+    }
+
+    #[test]
+    fn our_own_panic_ends_everything_by_name() {
+        let (mut engine, fifo) = engine();
+        let producer = fifo.producer().unwrap();
+        // A channel that there is not.
+        engine.fifos[0].channels.push(7);
+        let position = producer.push(Trigger::new([0, 0]).unwrap()).unwrap();
+        assert!(engine.step(Duration::from_secs(1)).is_idle());
+        assert!(matches!(producer.sync(position), Err(portway_fifo::Error::Aborted)));
+        // It can still be stepped, shut down and dropped.
+        engine.step(Duration::from_secs(2));
+        assert!(engine.shut_down());
+    }
+}
