@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stored_doorbell=279
+stored_doorbell=277
 stored_frontier=106
 aim_doorbell=250
 bursts=1000

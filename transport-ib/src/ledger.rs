@@ -1,7 +1,7 @@
 //! [`Ledger`]: the books of one queue pair. How much room there is, which requests ask for a completion, which ops are
 //! complete. It knows no device.
 //!
-//! Requests are numbered from 0, and complete in order. An op ends with the request before `end`: a flush alone needs
+//! Requests are numbered, and complete in order. An op ends with the request before `end`: a flush alone needs
 //! none of its own, since it waits for those before it.
 
 use portway_proxy::transport::{Completion, Lane};
@@ -34,14 +34,15 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    pub(crate) fn new(depth: u32, every: u32) -> Self {
+    /// For a queue that holds `depth` requests, of which the first gets the number `start`.
+    pub(crate) fn new(depth: u32, every: u32, start: u64) -> Self {
         let ops = vec![Entry::default(); (depth as usize).next_power_of_two()].into_boxed_slice();
         Ledger {
             room: depth.into(),
-            built: 0,
-            complete: 0,
+            built: start,
+            complete: start,
             every: every.into(),
-            asked: 0,
+            asked: start,
             ops,
             first: 0,
             next: 0,
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn one_in_k_asks_and_its_completion_completes_all_before() {
-        let mut ledger = Ledger::new(64, 4);
+        let mut ledger = Ledger::new(64, 4, 0);
         let mut asking = Vec::new();
         for sequence in 0..10 {
             let number = ledger.requests(1);
@@ -176,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_flush_of_its_own_needs_no_request() {
-        let mut ledger = Ledger::new(64, 32);
+        let mut ledger = Ledger::new(64, 32, 0);
         assert!(!ledger.end_op(Lane(0), 0, true));
         assert_eq!(sequences(&mut ledger), [0], "nothing before it");
         ledger.requests(1);
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_completion_of_nothing_under_way_is_told() {
-        let mut ledger = Ledger::new(64, 32);
+        let mut ledger = Ledger::new(64, 32, 0);
         assert!(!ledger.completed(0));
         ledger.requests(1);
         ledger.requests(1);
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_request_names_its_op() {
-        let mut ledger = Ledger::new(64, 32);
+        let mut ledger = Ledger::new(64, 32, 0);
         ledger.requests(1);
         ledger.end_op(Lane(3), 11, false);
         ledger.requests(1);
@@ -224,7 +225,7 @@ mod tests {
             every in 1u32..32,
             steps in proptest::collection::vec((0usize..6, 0u32..3, any::<bool>()), 1..400),
         ) {
-            let mut ledger = Ledger::new(depth, every);
+            let mut ledger = Ledger::new(depth, every, 0);
             // The device: numbers of requests that ask, in order.
             let mut asking = std::collections::VecDeque::new();
             let (mut posted, mut done, mut sequence, mut seen) = (0u64, 0u64, 0u64, 0u64);

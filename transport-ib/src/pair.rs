@@ -8,8 +8,8 @@ use crate::message::Span;
 use crate::pieces::{Piece, first_piece};
 use crate::sys;
 
-/// A request's id is its number, below the index of its queue pair. At 100 million requests a second the numbers last
-/// for 22 years.
+/// A request's id is its number in the ledger, and those of each queue pair begin at its index shifted by this. At 100
+/// million requests a second they last for 22 years.
 pub(crate) const NUMBER_BITS: u32 = 56;
 
 /// A binding, with everything looked up.
@@ -75,7 +75,6 @@ pub(crate) struct Begun {
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub(crate) pair: *mut sys::ibv_qp,
-    pub(crate) id: u64,
     pub(crate) ledger: Ledger,
     pub(crate) chain: Chain,
     pub(crate) begun: Option<Begun>,
@@ -85,7 +84,7 @@ impl Pair {
     /// Writes down an op whose put, if it has one, is direct. There is room for all of it.
     #[inline]
     pub(crate) fn build(&mut self, lane: &Bindings, op: &Op, requests: u64) {
-        let first = self.id | self.ledger.requests(requests);
+        let first = self.ledger.requests(requests);
         if let Some(put) = &op.put {
             self.chain.write(first, &lane.direct(put));
         }
@@ -113,7 +112,7 @@ impl Pair {
                     put.len_bytes - moved_bytes,
                     longest_bytes,
                 );
-                self.chain.write(self.id | self.ledger.requests(1), &piece);
+                self.chain.write(self.ledger.requests(1), &piece);
                 moved_bytes += u64::from(piece.len_bytes);
             }
         }
@@ -121,7 +120,7 @@ impl Pair {
             if !self.ledger.has_room() {
                 return self.rest(Begun { op, moved_bytes });
             }
-            let id = self.id | self.ledger.requests(1);
+            let id = self.ledger.requests(1);
             self.chain.signal(id, value, lane.signal_address, lane.signal_key);
         }
         self.end(&op);

@@ -89,8 +89,7 @@ impl IbPort {
         let config = &inner.config;
         let pair = |(index, &pair): (usize, &*mut sys::ibv_qp)| Pair {
             pair,
-            id: (index as u64) << NUMBER_BITS,
-            ledger: Ledger::new(config.depth, config.signal_every),
+            ledger: Ledger::new(config.depth, config.signal_every, (index as u64) << NUMBER_BITS),
             chain: Chain::new(config.depth as usize),
             begun: None,
         };
@@ -210,8 +209,7 @@ impl IbPort {
             for index in 0..count.min(BATCH) {
                 let sys::ibv_wc { wr_id, status, .. } = self.taken[index];
                 let pair = self.pairs.get_mut((wr_id >> NUMBER_BITS) as usize);
-                let number = wr_id & ((1 << NUMBER_BITS) - 1);
-                if status != sys::IBV_WC_SUCCESS || !pair.is_some_and(|pair| pair.ledger.completed(number)) {
+                if status != sys::IBV_WC_SUCCESS || !pair.is_some_and(|pair| pair.ledger.completed(wr_id)) {
                     self.failed_request(count);
                     return;
                 }
@@ -242,7 +240,7 @@ impl IbPort {
     /// The peer, and which op of which lane a request to it was part of.
     fn op_of(&self, id: u64) -> String {
         let pair = self.pairs.get((id >> NUMBER_BITS) as usize);
-        match pair.and_then(|pair| pair.ledger.op_of(id & ((1 << NUMBER_BITS) - 1))) {
+        match pair.and_then(|pair| pair.ledger.op_of(id)) {
             Some(op) => format!("{} (lane {}, op {})", self.peer, op.lane.0, op.sequence),
             None => self.peer.clone(),
         }

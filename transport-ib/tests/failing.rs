@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use portway_proxy::TransportError;
-use portway_proxy::transport::{Submit, Transport};
+use portway_proxy::transport::{Close, Submit, Transport};
 use portway_transport_ib::{Config, Ib, sys};
 use support::fabric::{Make, World};
 use support::link::{LIMIT, Link, close};
@@ -141,7 +143,7 @@ fn a_link_that_goes_and_comes_ends_nothing_by_itself() {
     let (world, a, b) = two();
     let mut link = Link::new(&a, &b, 4096);
     let wait = |up: bool| {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while a.link_is_up() != up {
             assert!(start.elapsed() < LIMIT, "the event has not been seen");
             std::thread::yield_now();
@@ -171,4 +173,33 @@ fn queue_pairs_are_destroyed_while_events_pour_in() {
         close(&mut *link.b);
     }
     assert_eq!(world.left().1, 0);
+}
+
+/// Moving a queue pair to the error state and destroying it reach the device's firmware, which may not answer for long.
+#[test]
+fn the_engine_never_waits_for_the_firmware() {
+    let (world, a, b) = two();
+    let mut link = Link::new(&a, &b, 4096);
+    let mut other = Link::new(&a, &b, 4096);
+    works(&mut link);
+    let limit = Duration::from_secs(2);
+    let start = Instant::now();
+    world.block_firmware(true);
+    world.fail_after(0, sys::IBV_WC_RETRY_EXC_ERR);
+    link.offer(Some((0, 0, 64)), Some(2), false).unwrap();
+    link.a.kick().unwrap();
+    // The failure has happened; nothing is reported while the queue pair is not in the error state, and nothing waits.
+    for _ in 0..1000 {
+        assert_eq!(link.poll().unwrap(), 0);
+    }
+    assert_eq!(link.offer(None, Some(3), false).unwrap(), Submit::Full);
+    link.a.kick().unwrap();
+    works(&mut other);
+    assert_eq!(other.a.close().unwrap(), Close::Pending);
+    assert_eq!(other.a.close().unwrap(), Close::Pending);
+    assert!(start.elapsed() < limit, "calls waited: {:?}", start.elapsed());
+    world.block_firmware(false);
+    let error = Link::error_of(&mut *link.a);
+    assert!(matches!(error, TransportError::Remote { status: 12, .. }), "{error:?}");
+    close(&mut *other.a);
 }

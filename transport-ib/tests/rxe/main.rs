@@ -66,6 +66,8 @@ fn main() -> ExitCode {
         "conform" => conform::suite(),
         "serve" => conform::serve(&rest[0]),
         "host" => host::run(&rest[0], Duration::from_secs(number(rest, 1, 300))),
+        // Programs that list tests: there is none to run without a word.
+        _ if arguments.iter().any(|argument| argument == "--list") => Ok(()),
         _ => {
             match Ib::open(settings("rxe0")) {
                 Ok(_) => println!("waived: nothing was asked for; see ci/ib-rxe.sh"),

@@ -8,7 +8,8 @@
 use core::ffi::c_int;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use portway_fifo::memory::copy_bytes;
 use portway_transport_ib::Verbs;
@@ -153,7 +154,12 @@ pub(super) struct Event(pub(super) sys::ibv_event_type, pub(super) usize);
 #[derive(Clone, Debug)]
 pub struct World {
     inner: Arc<Mutex<Inner>>,
+    /// Whether calls that reach the device's firmware wait.
+    firmware: Arc<(Mutex<bool>, Condvar)>,
 }
+
+/// How long such a call waits at most, so that a transport that waits with it fails and does not hang.
+const FIRMWARE_LIMIT: Duration = Duration::from_secs(5);
 
 impl World {
     pub fn new(makes: &[Make]) -> World {
@@ -176,7 +182,7 @@ impl World {
             refuse_destroy: false,
             data_path: (queues::post_send, queues::poll_cq),
         };
-        World { inner: Arc::new(Mutex::new(inner)) }
+        World { inner: Arc::new(Mutex::new(inner)), firmware: Arc::default() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -215,6 +221,19 @@ impl World {
     pub fn fail_after(&self, requests: u64, status: sys::ibv_wc_status) {
         let mut inner = self.lock();
         inner.fail = Some((inner.carried_out + requests, status));
+    }
+
+    /// Lets the firmware stop answering, or answer again.
+    pub fn block_firmware(&self, blocked: bool) {
+        *self.firmware.0.lock().unwrap_or_else(PoisonError::into_inner) = blocked;
+        self.firmware.1.notify_all();
+    }
+
+    /// Waits while the firmware does not answer.
+    pub(super) fn firmware(&self) {
+        let blocked = self.firmware.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.firmware.1.wait_timeout_while(blocked, FIRMWARE_LIMIT, |blocked| *blocked);
+        drop(waited);
     }
 
     /// Takes slots of every send queue out of use.

@@ -114,6 +114,9 @@ pub(super) unsafe extern "C" fn modify_qp(
     let attributes = unsafe { *attributes };
     // SAFETY: its context is open.
     let (world, _) = unsafe { world(context) };
+    if attributes.qp_state == sys::IBV_QPS_ERR {
+        world.firmware();
+    }
     let mut inner = world.lock();
     if attributes.qp_state == sys::IBV_QPS_ERR {
         inner.log.calls.push("to ERR");
@@ -146,6 +149,7 @@ pub(super) unsafe extern "C" fn destroy_qp(pair: *mut sys::ibv_qp) -> c_int {
     let sys::ibv_qp { context, qp_num: number, .. } = *unsafe { &*pair };
     // SAFETY: its context is open.
     let (world, _) = unsafe { world(context) };
+    world.firmware();
     let mut inner = world.lock();
     // The library would wait here, and its caller with it.
     if inner.refuse_destroy || inner.pairs[&number].unacknowledged > 0 {
