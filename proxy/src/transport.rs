@@ -12,13 +12,14 @@
 //!    lane. Nothing is promised between lanes, nor about which of two puts lands first.
 //! 4. **Signals arrive as written**: the peer's word takes the values of the ops in order, and never goes back. All
 //!    64 bits count; values in between may go unseen.
-//! 5. **Every accepted op completes once**, or the port fails. Completions come in any order; a poll reports no more
-//!    than it has room for, and the rest later.
+//! 5. **Every accepted op completes once**, or the port fails. Completions come in any order. A poll reports as many
+//!    as it has room for, and the rest later.
 //! 6. **A put's completion** means that its source may be reused.
 //! 7. **A flush's completion** means that every earlier put of the lane has been delivered: nobody can miss it who sees
 //!    a signal, of any lane of the port, that was submitted after the completion was polled.
 //! 8. **Nothing else is written**: not a byte but those of the puts and the bound signal words, none after the port is
-//!    quiesced. Memory need not be aligned, nor a whole allocation.
+//!    quiesced. Memory need not be aligned, nor a whole allocation. The engine offers only ops that are inside what is
+//!    bound, but it goes by lengths that anybody can write down: a port checks each op against the memory that it knows.
 //! 9. **After an error every call returns it**, but for [`close`](Port::close), which works on. The port is the unit of
 //!    failure: all its lanes fail together. Completions not yet polled are lost. A closed port returns an error too.
 //! 10. **Progress needs only [`kick`](Port::kick) and [`poll`](Port::poll)**, and after a kick polls alone. An op may
@@ -78,14 +79,14 @@ pub struct Binding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane(pub u32);
 
-/// The put of an [`Op`]. The engine has checked it against the bound regions.
+/// The put of an [`Op`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Put {
     /// Where in the source region it begins.
     pub source_offset_bytes: u64,
     /// Where in the destination region it begins.
     pub destination_offset_bytes: u64,
-    /// How much it moves, never 0.
+    /// How much it moves: 1 to [`MAX_SIZE`](crate::MAX_SIZE).
     pub len_bytes: u64,
 }
 
@@ -98,7 +99,8 @@ pub struct Op {
     pub sequence: u64,
     /// The bytes to move.
     pub put: Option<Put>,
-    /// The value that the peer's signal word takes.
+    /// The value that the peer's signal word takes. It starts at 0 and advances by 1 to
+    /// [`MAX_SIZE`](crate::MAX_SIZE) a signal, wrapping around.
     pub signal: Option<u64>,
     /// Whether the completion has to wait for delivery.
     pub flush: bool,
@@ -180,7 +182,8 @@ pub trait Port: Debug + Send {
     /// Binds a channel's memories and returns its lane: 0, 1, 2, …
     ///
     /// # Errors
-    /// [`TransportError::Unknown`] for a memory that the transport does not know.
+    /// [`TransportError::Unknown`] for a memory that the transport does not know; whatever else keeps the three memories
+    /// from being used together.
     fn bind(&mut self, binding: &Binding) -> Result<Lane, TransportError>;
 
     /// Offers an op. Called in order within a lane.
