@@ -130,7 +130,14 @@ impl Device {
                 continue;
             }
             // SAFETY: as above.
-            let context = made("ibv_open_device", unsafe { (verbs.table().open_device)(device) })?;
+            let context = match made("ibv_open_device", unsafe { (verbs.table().open_device)(device) }) {
+                Ok(context) => context,
+                Err(error) => {
+                    // In a container some devices are listed and not to be had.
+                    seen.push(format!("{name}: {error}"));
+                    continue;
+                }
+            };
             let opened = Opened { verbs, context };
             let Some(port) = find_port(verbs, context, &name, config.port, &mut seen)? else { continue };
             check_limits(verbs, context, &name, config)?;

@@ -52,11 +52,14 @@ fn a_device_that_cannot_serve_is_passed_over() {
     let world = World::new(&[
         Make { name: "iwarp0", transport: sys::IBV_TRANSPORT_IWARP, ..Make::default() },
         Make { name: "down0", state: sys::IBV_PORT_DOWN, ..Make::default() },
+        Make { name: "hidden0", open: 13, ..Make::default() },
         Make { name: "up0", ..Make::default() },
     ]);
     assert_eq!(open(&world, Config::default()).unwrap().device(), "up0");
     let error = open(&world, named("iwarp0")).unwrap_err();
     assert!(error.to_string().contains("not an InfiniBand or RoCE device"), "{error}");
+    let error = open(&world, named("hidden0")).unwrap_err();
+    assert!(error.to_string().contains("hidden0: ibv_open_device failed with errno 13"), "{error}");
     let error = open(&world, Config { port: Some(2), ..named("up0") }).unwrap_err();
     assert!(error.to_string().contains("up0 with 1 ports"), "{error}");
 }

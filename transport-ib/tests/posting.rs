@@ -76,13 +76,23 @@ fn a_flush_alone_posts_nothing_and_waits_for_what_is_before_it() {
     link.a.kick().unwrap();
     link.offer(None, None, true).unwrap();
     link.a.kick().unwrap();
-    for _ in 0..100 {
-        link.poll().unwrap();
-    }
-    assert_eq!(link.complete, [0], "the wire is stopped");
+    let still = |link: &mut Link, complete: &[u64]| {
+        for _ in 0..100 {
+            link.poll().unwrap();
+        }
+        assert_eq!(link.complete, complete, "the wire is stopped");
+    };
+    still(&mut link, &[0]);
     world.set_portion(64);
     link.until_complete(3).unwrap();
     assert_eq!(world.log().posts.len(), 1);
+    // With a put and a signal of its own it waits for these, too.
+    world.set_portion(0);
+    link.offer(Some((0, 0, 64)), Some(1), true).unwrap();
+    link.a.kick().unwrap();
+    still(&mut link, &[0, 1, 2]);
+    world.set_portion(64);
+    link.until_complete(4).unwrap();
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub struct Make {
     pub max_message_bytes: u32,
     pub max_requests: i32,
     pub gids: Vec<(u8, [u8; 16], sys::ibv_gid_type)>,
+    /// What opening it answers: 0, or an error number.
+    pub open: i32,
     /// What `ibv_reg_dmabuf_mr` answers: 0, or an error number.
     pub dma_buf: i32,
     /// What registering device memory by its address answers.
@@ -55,6 +57,7 @@ impl Default for Make {
                 [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1],
                 sys::IBV_GID_TYPE_ROCE_V2,
             )],
+            open: 0,
             dma_buf: 0,
             peer_memory: EFAULT,
             device_memory: (0, 0),

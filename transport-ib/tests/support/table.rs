@@ -85,6 +85,11 @@ unsafe extern "C" fn get_device_name(device: *mut sys::ibv_device) -> *const c_c
 unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_context {
     // SAFETY: a device of `get_device_list`, which is never freed.
     let Device { world, index, .. } = unsafe { &*device.cast::<Device>() };
+    let refusal = world.lock().makes[*index].open;
+    if refusal != 0 {
+        set_errno(refusal);
+        return core::ptr::null_mut();
+    }
     let (read_end, wake) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     // SAFETY: a context is plain data and pointers, for all of which zero is a value.
     let mut base: sys::ibv_context = unsafe { core::mem::zeroed() };
