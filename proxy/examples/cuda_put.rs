@@ -5,6 +5,7 @@
 //! Needs a GPU with its driver, and NVRTC; without them it says so and ends.
 
 use std::error::Error;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytemuck::bytes_of;
@@ -98,6 +99,7 @@ fn run(context: &Context, compiler: &Compiler) -> Result<(), Box<dyn Error>> {
     let kernel = module.function("put_and_check")?; // loads it: nothing is left for the first launch to do
     let stream = Stream::new(context)?;
     let report = Words::new(context.host_memory(24)?)?;
+    report.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
 
     let handles = channels.each_ref().map(PortChannel::handle);
     let addresses = [&alice.source, &bob.destination].map(|memory| memory.region.address());
@@ -113,8 +115,7 @@ fn run(context: &Context, compiler: &Compiler) -> Result<(), Box<dyn Error>> {
     // SAFETY: the kernel takes these parameters, and all its memory lives until the stream is done.
     unsafe { kernel.launch(&stream, [2, 1, 1], [1; 3], 0, &parameters) }?;
     let finished = stream.wait(3 * LIMIT);
-    let report: Vec<u64> =
-        report.iter().map(|word| word.load(std::sync::atomic::Ordering::Acquire)).collect();
+    let report: Vec<u64> = report.iter().map(|word| word.load(Ordering::Acquire)).collect();
     let stopped = proxy.stop(Stop::Drain { within: LIMIT });
     finished?;
     println!("put: status {}, wait: status {}, wrong words: {}", report[0], report[1], report[2]);

@@ -61,6 +61,26 @@ extern "C" __global__ void push_batches(FifoHandle fifo, u64 n, u64 *payload, Ta
   if (last.status == Status::kOk) count(tally, sync(fifo, last.position));
 }
 
+// The lanes of a warp part, push in different ways, and meet again, each time in other groups.
+extern "C" __global__ void push_divergent(FifoHandle fifo, u64 n, u64 *payload, Tally *tally) {
+  Pushed last = {Status::kOk, 0};
+  for (u64 i = 0; i < n && last.status == Status::kOk; i++) {
+    put_payload(payload, self() * n + i);
+    const Trigger trigger = {{self(), i}};
+    switch ((threadIdx.x + i) % 5) {
+      case 0: last = push(fifo, trigger); break;
+      case 1: last = push_batch(fifo, &trigger, 1); break;
+      case 2:
+        if (threadIdx.x & 8) __nanosleep(500);
+        last = push_warp(fifo, trigger);
+        break;
+      default: last = push_warp(fifo, trigger); break;
+    }
+    count(tally, last.status);
+  }
+  if (last.status == Status::kOk) count(tally, sync(fifo, last.position));
+}
+
 // Pushes until a push fails, at most `n` times.
 extern "C" __global__ void push_until_it_fails(FifoHandle fifo, u64 n, Tally *tally) {
   for (u64 i = 0; i < n; i++) {

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Runs what ci/device-pack.sh has packed, on a machine with a GPU. Needs the CUDA driver and NVRTC; no Rust.
+#
+#     ci/device-pack.sh && ci/device-run.sh
+#
+# usage: device-run.sh [--folder FOLDER] [--results FILE] [--runs N] [--sanitizer] [--require] [NAME...]
+#
+#   --folder     what was packed: this script's own folder if it was packed, else target/device-pack
+#   --results    a file in which cuda_progress keeps what it has got through, to go on from there the next time
+#   --runs       how many runs cuda_progress does of each cell, 20 unless told otherwise
+#   --sanitizer  runs the FIFO tests under compute-sanitizer's memcheck, and nothing else
+#   --require    a machine without a GPU is a failure, not a waiver
+#   NAME         only these programs of the manifest; a bench runs only when it is named
+#
+# Each test has its own time limit. Prints a line a test: passed, failed or waived, with the output of those that
+# failed. Exits with 1 if one failed.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+folder=
+results=
+runs=20
+sanitizer=
+names=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --folder) folder=${2:?} && shift ;;
+    --results) results=${2:?} && shift ;;
+    --runs) runs=${2:?} && shift ;;
+    --sanitizer) sanitizer=yes ;;
+    --require) export PORTWAY_REQUIRE_CUDA=1 ;;
+    -*) echo "device-run: $1 is no option" >&2 && exit 2 ;;
+    *) names+=("$1") ;;
+    esac
+    shift
+done
+if [ -z "$folder" ]; then
+    folder=$here
+    [ -f "$folder/manifest" ] || folder=$here/../${CARGO_TARGET_DIR:-target}/device-pack
+    [ -f "$folder/manifest" ] || folder=${CARGO_TARGET_DIR:-target}/device-pack
+fi
+if [ ! -f "$folder/manifest" ]; then
+    echo "device-run: no manifest in $folder; run ci/device-pack.sh first" >&2
+    exit 2
+fi
+
+# NVRTC often lies where the loader does not look.
+for toolkit in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do
+    [ -d "$toolkit" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$toolkit"
+done
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+passed=0 failed=0 waived=0
+
+# run NAME LIMIT_S COMMAND...: runs one test, and says how it went.
+run() {
+    local name=$1 limit_s=$2 status=0 start=$SECONDS
+    shift 2
+    timeout --kill-after=10 "$limit_s" "$@" >"$log" 2>&1 </dev/null || status=$?
+    local took=$((SECONDS - start))
+    if [ "$status" -ne 0 ]; then
+        failed=$((failed + 1))
+        case $status in
+        124 | 137) echo "failed: $name: not done after $limit_s s" ;;
+        *) echo "failed: $name: status $status after $took s" ;;
+        esac
+        sed 's/^/    /' "$log"
+    elif grep -q '^waived:' "$log"; then
+        waived=$((waived + 1))
+        grep '^waived:' "$log" | sed "s|^waived: |waived: $name: |"
+    else
+        passed=$((passed + 1))
+        echo "passed: $name ($took s)"
+        grep '^recorded:' "$log" || true
+    fi
+}
+
+# wanted NAME KIND: whether this program is to run.
+wanted() {
+    [ ${#names[@]} -eq 0 ] && [ "$2" != bench ] && return 0
+    local name
+    for name in ${names[@]+"${names[@]}"}; do
+        [ "$name" != "$1" ] || return 0
+    done
+    return 1
+}
+
+# tests PROGRAM: the names of the tests in it.
+tests() { "$1" --list --format terse 2>/dev/null | sed -n 's/: test$//p'; }
+
+if [ -n "$sanitizer" ]; then
+    memcheck=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
+    if [ -z "$memcheck" ]; then
+        echo "waived: memcheck: compute-sanitizer is not installed"
+        exit 0
+    fi
+fi
+
+while read -r name kind limit_s sum; do
+    program=$folder/$name
+    if [ "$(sha256sum "$program" | cut -d ' ' -f 1)" != "$sum" ]; then
+        failed=$((failed + 1))
+        echo "failed: $name: it is not the program that was packed"
+        continue
+    fi
+    if [ -n "$sanitizer" ]; then
+        case $name in fifo-*) ;; *) continue ;; esac
+        for test in $(tests "$program"); do
+            run "$name, $test, memcheck" $((limit_s * 3)) \
+                "$memcheck" --tool memcheck --error-exitcode 99 "$program" --exact "$test" --nocapture
+        done
+        continue
+    fi
+    wanted "$name" "$kind" || continue
+    case $kind in
+    test)
+        for test in $(tests "$program"); do
+            run "$name, $test" "$limit_s" "$program" --exact "$test" --nocapture
+        done
+        ;;
+    *)
+        arguments=()
+        [ "$name" != cuda_progress ] || arguments=(--runs "$runs" ${results:+--results "$results"})
+        run "$name" "$limit_s" "$program" ${arguments[@]+"${arguments[@]}"}
+        [ "$kind" = test ] || sed 's/^/    /' "$log"
+        ;;
+    esac
+done <"$folder/manifest"
+
+echo "device-run: $passed passed, $failed failed, $waived waived"
+[ "$failed" -eq 0 ]
