@@ -50,8 +50,8 @@ fn run(args: &Args, layers: &[&Layer]) -> Result<u8, Failure> {
     say(&table::header(&report))?;
     for layer in layers {
         let first_row = report.results.len();
-        let (status, reason) = match (layer.find)() {
-            Err(lacking) => (Status::Waived, Some(lacking)),
+        let (status, reason) = match layer.find {
+            Err(lacking) => (Status::Waived, Some(lacking())),
             Ok(run) => match run(args, &mut report) {
                 Err(failure) => (Status::Failed, Some(failure.to_string())),
                 Ok(()) => (Status::Ran, None),

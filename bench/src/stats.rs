@@ -1,5 +1,7 @@
 //! What a set of samples comes to.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// A summary of durations, all in the unit of the samples.
@@ -51,6 +53,12 @@ pub fn median(values: &[f64]) -> Option<Spread> {
     sorted.sort_by(f64::total_cmp);
     let (min, max) = (*sorted.first()?, *sorted.last()?);
     Some(Spread { min, median: sorted[nearest_rank(sorted.len(), 500)], max })
+}
+
+/// The duration in the middle, by nearest rank; zero if there are none.
+pub fn middle(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times.get(nearest_rank(times.len(), 500)).copied().unwrap_or_default()
 }
 
 /// A median between its extremes.

@@ -141,12 +141,14 @@ const REFERENCE: &[(&str, &str, Pick<Row>)] = &[
     ("r_max", "", |row| Some(row.reference.as_ref()?.ratio.max)),
 ];
 
-/// Three significant digits or more, never an exponent.
+/// Three significant digits or more down to 0.01, never an exponent.
 fn number(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
+        1.0.. => format!("{value:.2}"),
+        0.1.. => format!("{value:.3}"),
+        _ => format!("{value:.4}"),
     }
 }
 

@@ -20,7 +20,7 @@ pub const LAYER: Layer = Layer {
     name: NAME,
     measures: "the ring alone: software producers push, one thread drains",
     needs: "nothing",
-    find: || Ok(run),
+    find: Ok(run),
     flags: &["producers", "depth", "batch", "drain", "poll"],
     unit: TimeUnit::Nanoseconds,
 };

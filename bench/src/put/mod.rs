@@ -20,7 +20,7 @@ pub const LAYER: Layer = Layer {
     name: NAME,
     measures: "the whole stack over the loopback transport: put and signal, until the peer has both",
     needs: "nothing",
-    find: || Ok(run),
+    find: Ok(run),
     flags: &["begin", "end", "factor"],
     unit: TimeUnit::Microseconds,
 };

@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::failure::Failure;
 use crate::machine::{Pinning, pin};
 use crate::round::{Round, timed};
-use crate::stats::median;
+use crate::stats::{median, middle};
 use crate::trial::{Phase, Trial};
 
 /// The median one-way time between two threads, in microseconds: a number goes there in one atomic and comes back in
@@ -52,19 +52,20 @@ pub fn ping_pong(args: &Args, pinning: &Pinning) -> Result<f64, Failure> {
     Ok(median(&samples).map_or(f64::NAN, |spread| spread.median))
 }
 
-/// GB/s of memcpy, `size_bytes` at a time, over a window of `count` places.
+/// GB/s of memcpy, `size_bytes` at a time, over a window of `count` places; of the window in the middle.
 pub fn memcpy(size_bytes: u64, count: u64, limit: Duration, pinning: &Pinning) -> f64 {
     let size = size_bytes as usize;
     let source = vec![1u8; size * count as usize];
     let mut destination = vec![0u8; source.len()];
     pin(pinning.producer(0));
-    let (start, mut windows) = (Instant::now(), 0u64);
-    while windows == 0 || start.elapsed() < limit {
+    let (begin, mut windows) = (Instant::now(), Vec::new());
+    while windows.is_empty() || begin.elapsed() < limit {
+        let start = Instant::now();
         for (to, from) in destination.chunks_exact_mut(size).zip(source.chunks_exact(size)) {
             to.copy_from_slice(std::hint::black_box(from));
             std::hint::black_box(to);
         }
-        windows += 1;
+        windows.push(start.elapsed());
     }
-    (windows * size_bytes * count) as f64 / start.elapsed().as_secs_f64() / 1e9
+    (size_bytes * count) as f64 / middle(&mut windows).as_secs_f64() / 1e9
 }

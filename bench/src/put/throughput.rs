@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::machine::{Pinning, pin};
 use crate::rate::{self, Outcome, mops, over};
 use crate::report::{Reference, Row};
+use crate::stats::middle;
 use crate::trial::{Trial, warm_limit};
 
 /// Puts of a run unless `-n` says otherwise.
@@ -76,50 +77,45 @@ fn measure(args: &Args, size_bytes: u64, pinning: &Pinning) -> Result<(Outcome, 
         });
         thread.join().ok().flatten().ok_or_else(|| trial.why())
     })?;
-    let (timed, mut wrong) = ours;
+    let Windows { sent, mut wrong, mut push, mut all } = ours;
     // A signal too many.
     wrong += u64::from(to.end.poll().map_err(failed)?);
-    wired.stop(&name, timed.sent, args.deadline())?;
+    wired.stop(&name, sent, args.deadline())?;
     let outcome = Outcome {
-        iterations: timed.counted,
-        push_mops: mops(timed.counted, timed.push),
-        proc_mops: mops(timed.counted, timed.all),
+        iterations: count * all.len() as u64,
+        push_mops: mops(count, middle(&mut push)),
+        proc_mops: mops(count, middle(&mut all)),
         wrong: args.check().then_some(wrong),
     };
     Ok((outcome, memcpy))
 }
 
-/// Where the time went.
+/// What the windows of a run came to.
 #[derive(Default)]
-struct Timed {
-    /// Puts, with those before the counted ones.
+struct Windows {
+    /// Puts, with those of the windows that do not count.
     sent: u64,
-    counted: u64,
-    /// From the first push of a window to its last.
-    push: Duration,
-    /// From the first push of a window to the last signal seen.
-    all: Duration,
+    /// Messages that were not whole.
+    wrong: u64,
+    /// From the first push of each counted window to its last.
+    push: Vec<Duration>,
+    /// From the first push to the last signal seen.
+    all: Vec<Duration>,
 }
 
-/// Windows until there are enough of them, and the messages that were not whole.
-fn windows(
-    args: &Args,
-    size_bytes: u64,
-    from: &Side,
-    to: &Side,
-    trial: &Trial,
-) -> Result<(Timed, u64), Failure> {
+/// Windows until there are enough of them.
+fn windows(args: &Args, size_bytes: u64, from: &Side, to: &Side, trial: &Trial) -> Result<Windows, Failure> {
     let count = window(size_bytes);
-    let (mut timed, mut wrong) = (Timed::default(), 0);
+    let mut windows = Windows::default();
     let places = || (0..count).map(|place| place * size_bytes);
     let iterations = args.iterations.unwrap_or(ITERATIONS);
     let phases = [(args.warmup, warm_limit(args.limit()), false), (iterations, args.limit(), true)];
     let mut wait = trial.wait("windows of puts", args.warmup + iterations);
     for (least, limit, counted) in phases {
-        let (begin, before) = (Instant::now(), timed.sent);
-        while timed.sent - before < least && begin.elapsed() < limit {
+        let (begin, before) = (Instant::now(), windows.sent);
+        while windows.sent - before < least && begin.elapsed() < limit {
             if args.check() {
-                for (offset, number) in places().zip(timed.sent..) {
+                for (offset, number) in places().zip(windows.sent..) {
                     from.fill(offset, size_bytes, number);
                 }
             }
@@ -135,16 +131,16 @@ fn windows(
             let all = start.elapsed();
             if args.check() {
                 let whole = |(offset, number)| to.is_whole(offset, size_bytes, number);
-                wrong += places().zip(timed.sent..).filter(|&message| !whole(message)).count() as u64;
+                windows.wrong +=
+                    places().zip(windows.sent..).filter(|&message| !whole(message)).count() as u64;
             }
-            timed.sent += count;
+            windows.sent += count;
             if counted {
-                timed.counted += count;
-                timed.push += pushed;
-                timed.all += all;
+                windows.push.push(pushed);
+                windows.all.push(all);
             }
-            wait.step(timed.sent)?;
+            wait.step(windows.sent)?;
         }
     }
-    Ok((timed, wrong))
+    Ok(windows)
 }
