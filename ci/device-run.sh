@@ -21,6 +21,7 @@ folder=
 results=
 runs=20
 sanitizer=
+require=
 names=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -28,7 +29,7 @@ while [ $# -gt 0 ]; do
     --results) results=${2:?} && shift ;;
     --runs) runs=${2:?} && shift ;;
     --sanitizer) sanitizer=yes ;;
-    --require) export PORTWAY_REQUIRE_CUDA=1 ;;
+    --require) require=yes ;;
     -*) echo "device-run: $1 is no option" >&2 && exit 2 ;;
     *) names+=("$1") ;;
     esac
@@ -49,6 +50,7 @@ for toolkit in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; d
     [ -d "$toolkit" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$toolkit"
 done
 
+[ -z "$require" ] || export PORTWAY_REQUIRE_CUDA=1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0 waived=0
@@ -67,12 +69,18 @@ run() {
         esac
         sed 's/^/    /' "$log"
     elif grep -q '^waived:' "$log"; then
-        waived=$((waived + 1))
-        grep '^waived:' "$log" | sed "s|^waived: |waived: $name: |"
+        if [ -n "$require" ]; then
+            failed=$((failed + 1))
+            echo "failed: $name: $(grep '^waived:' "$log")"
+        else
+            waived=$((waived + 1))
+            echo "waived: $name: $(sed -n 's/^waived: //p' "$log")"
+        fi
     else
         passed=$((passed + 1))
         echo "passed: $name ($took s)"
-        grep '^recorded:' "$log" || true
+        # What a program has to say, and what a test has recorded.
+        if [ "$kind" = test ]; then grep '^recorded:' "$log" || true; else sed 's/^/    /' "$log"; fi
     fi
 }
 
@@ -123,7 +131,6 @@ while read -r name kind limit_s sum; do
         arguments=()
         [ "$name" != cuda_progress ] || arguments=(--runs "$runs" ${results:+--results "$results"})
         run "$name" "$limit_s" "$program" ${arguments[@]+"${arguments[@]}"}
-        [ "$kind" = test ] || sed 's/^/    /' "$log"
         ;;
     esac
 done <"$folder/manifest"

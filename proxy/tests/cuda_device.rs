@@ -506,7 +506,7 @@ fn a_flusher_blocked_in_the_driver_holds_up_nobody_and_ours_is_not_blocked() {
     if blocked.blocked_for < Duration::from_millis(20) {
         let _ = writeln!(
             std::io::stderr(),
-            "waived: {test}: an unprimed stream does not block: {}",
+            "recorded: {test}: an unprimed stream does not block: {}",
             device.name()
         );
     }
