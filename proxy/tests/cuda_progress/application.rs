@@ -251,7 +251,10 @@ impl Prepared {
             State::LegacyCopy => {
                 let to = self.memory + MEMORY_BYTES as u64 / 2;
                 // SAFETY: both ranges lie in memory allocated in `new`, and are used by nobody else.
-                ok("cuMemcpyDtoD", unsafe { (f.cuMemcpyDtoD_v2)(to, self.memory, 4096) })
+                ok("cuMemcpyDtoD", unsafe { (f.cuMemcpyDtoD_v2)(to, self.memory, 4096) })?;
+                step();
+                // SAFETY: null is the legacy stream, which stands behind the kernel's.
+                ok("cuStreamSynchronize", unsafe { (f.cuStreamSynchronize)(ptr::null_mut()) })
             }
             State::Capture => self.capture(progress, is_over),
             State::FirstLaunch => {
