@@ -39,11 +39,11 @@ enum Command {
         fifo: usize,
         channel: usize,
     },
-    /// Bits of a put that leaves its region by a little, or of nothing.
+    /// A put that leaves its source region or its destination region by a byte, or is empty.
     PushWrong {
         fifo: usize,
         channel: usize,
-        empty: bool,
+        how: u8,
     },
     /// The n-th op that the port holds completes.
     Complete {
@@ -57,6 +57,11 @@ enum Command {
     Full {
         port: usize,
         is_full: bool,
+    },
+    /// From now on the port refuses every n-th op.
+    Refuse {
+        port: usize,
+        every: u64,
     },
     /// The next call of the port of that kind fails or panics.
     Fail {
@@ -92,11 +97,12 @@ fn command() -> impl Strategy<Value = Command> {
         240 => push,
         1 => (fifo.clone(), words).prop_map(|(fifo, words)| Command::PushAnything { fifo, words }),
         1 => (fifo.clone(), channel.clone()).prop_map(|(fifo, channel)| Command::Flood { fifo, channel }),
-        2 => (fifo.clone(), channel, any::<bool>())
-            .prop_map(|(fifo, channel, empty)| Command::PushWrong { fifo, channel, empty }),
+        2 => (fifo.clone(), channel, 0..3u8)
+            .prop_map(|(fifo, channel, how)| Command::PushWrong { fifo, channel, how }),
         60 => (port.clone(), 0..8usize).prop_map(|(port, nth)| Command::Complete { port, nth }),
         24 => port.clone().prop_map(|port| Command::CompleteAll { port }),
         12 => (port.clone(), prop::bool::weighted(0.3)).prop_map(|(port, is_full)| Command::Full { port, is_full }),
+        8 => (port.clone(), 0..4u64).prop_map(|(port, every)| Command::Refuse { port, every: every & !1 }),
         1 => (port.clone(), 0..3u8, any::<bool>())
             .prop_map(|(port, call, panics)| Command::Fail { port, call, panics }),
         1 => (port, 0..6u32, prop_oneof![0..40u64, any::<u64>()])
@@ -213,16 +219,18 @@ impl Model {
                 let channel = (channel % self.fifos[fifo].channels.len()) as u16;
                 (0..70).for_each(|_| self.push(fifo, trigger(OpSet::SIGNAL, channel, 1, 0, 0)));
             }
-            Command::PushWrong { fifo, channel, empty } => {
+            Command::PushWrong { fifo, channel, how } => {
                 let channel = (channel % self.fifos[fifo].channels.len()) as u16;
-                let size = if empty { 0 } else { 8 };
-                self.push(fifo, trigger(OpSet::PUT, channel, size, LEN_BYTES - 7, 0));
+                let (size, source, destination) =
+                    [(8, LEN_BYTES - 7, 0), (8, 0, LEN_BYTES - 7), (0, 0, 0)][usize::from(how)];
+                self.push(fifo, trigger(OpSet::PUT, channel, size, source, destination));
             }
             Command::Complete { port, nth } => self.complete(port, |held| vec![held[nth % held.len()]]),
             Command::CompleteAll { port } => {
                 self.complete(port, |held| held.iter().rev().copied().collect());
             }
             Command::Full { port, is_full } => self.ports[port].1.script().is_full = is_full,
+            Command::Refuse { port, every } => self.ports[port].1.script().refuse_every = every,
             Command::Fail { port, call, panics } => {
                 let act = if panics { Act::Panic("told to") } else { Act::Fail(TransportError::Closed) };
                 let mut script = self.ports[port].1.script();
@@ -295,6 +303,7 @@ impl Model {
         let pending: Vec<usize> = self.ports.iter().map(|port| port.1.script().done.len()).collect();
         let before: Vec<Vec<Completion>> =
             self.ports.iter().map(|port| port.1.script().done.iter().copied().collect()).collect();
+        let closed: Vec<bool> = self.fifos.iter().map(FifoModel::is_closed).collect();
         let step = self.engine.step(self.now);
 
         let mut taken = 0;
@@ -312,6 +321,9 @@ impl Model {
         assert_eq!(step.completions, completed);
         self.completions += completed;
         self.note_errors();
+        for (fifo, _) in self.fifos.iter().zip(closed).filter(|(_, closed)| *closed) {
+            assert!(fifo.channels.iter().all(|&channel| self.channels[channel].error.is_some()));
+        }
         self.check(millis > 0);
     }
 

@@ -70,6 +70,9 @@ pub struct Script {
     pub is_full: bool,
     /// Refuses every op after so many.
     pub room: Option<usize>,
+    /// Refuses every n-th op; 0 for none.
+    pub refuse_every: u64,
+    pub submits: u64,
     /// Does not complete what it accepts by itself.
     pub holds: bool,
     /// Reports this count whatever it writes.
@@ -128,7 +131,9 @@ impl Port for ScriptedPort {
     fn submit(&mut self, op: &Op) -> Result<Submit, TransportError> {
         self.0.act(|s| &s.submit)?;
         let mut script = self.0.script();
-        if script.is_full || script.room == Some(0) {
+        script.submits += 1;
+        let refused = script.refuse_every != 0 && script.submits % script.refuse_every == 0;
+        if refused || script.is_full || script.room == Some(0) {
             return Ok(Submit::Full);
         }
         script.room = script.room.map(|room| room - 1);
