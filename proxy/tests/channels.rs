@@ -223,6 +223,22 @@ fn a_running_proxy_takes_ports_and_channels_from_any_thread() {
     });
 }
 
+/// A call that comes just when the thread has looked must not be forgotten until the next.
+#[test]
+fn calls_in_quick_succession_are_all_answered() {
+    within(2 * LIMIT, "twenty thousand calls", || {
+        for idle in [Idle::Yield, Idle::Sleep(Duration::from_millis(100))] {
+            let mut engine = Engine::new(&Heap, Config::default()).unwrap();
+            let port = engine.add_port(Scripted::new().port()).unwrap();
+            let proxy = Proxy::start(engine, RunConfig { idle, ..RunConfig::default() }).unwrap();
+            for call in 0..10_000 {
+                assert!(proxy.close_port(port).unwrap(), "call {call}");
+            }
+            assert!(proxy.stop(Stop::Cancel).quiesced);
+        }
+    });
+}
+
 #[test]
 fn a_running_proxy_resets_a_fifo_for_new_channels() {
     within(LIMIT, "a reset", || {
