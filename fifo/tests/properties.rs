@@ -61,7 +61,7 @@ fn every_single_bit_of_a_slot_is_decoded() {
 }
 
 proptest! {
-    #![proptest_config(cases(256))]
+    #![proptest_config(cases(1024))]
 
     #[test]
     fn every_slot_is_decoded_like_the_reference(
@@ -246,7 +246,7 @@ fn run(call: Call, fifo: &Fifo, producer: &Producer, consumer: &mut Consumer, re
 }
 
 proptest! {
-    #![proptest_config(cases(256))]
+    #![proptest_config(cases(1024))]
 
     #[test]
     fn calls_in_any_order_do_what_a_queue_does(
@@ -281,7 +281,7 @@ fn produce(producer: &Producer, index: u64, count: u64, batch: u64, outside: &[A
 }
 
 proptest! {
-    #![proptest_config(cases(24))]
+    #![proptest_config(cases(32))]
 
     #[test]
     fn threads_lose_nothing_and_keep_their_order(
