@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 #   step    a whole step of the engine, with the completion and the frontier
 # What the port itself executes is counted apart and taken off.
 limits=(
-    fifo=40
+    fifo=30
     proxy=100
     step=none
 )

@@ -52,9 +52,9 @@ pub struct Args {
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u64).range(1..=256))]
     pub producers: Vec<u64>,
 
-    /// Slots of the ring
-    #[arg(long, value_name = "SLOTS,...", value_delimiter = ',', default_values_t = [64, 512, 2048], value_parser = ring_size)]
-    pub depth: Vec<u64>,
+    /// Slots of the ring [default: 64,512,2048; on a GPU: 512,2048]
+    #[arg(long, value_name = "SLOTS,...", value_delimiter = ',', value_parser = ring_size)]
+    depth: Vec<u64>,
 
     /// Triggers that a producer pushes in one call
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 16], value_parser = clap::value_parser!(u64).range(1..))]
@@ -80,6 +80,10 @@ pub struct Args {
     #[arg(short = 'f', value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
     factor: u64,
 
+    /// Millions of triggers a second that a GPU offers, for the latency under load
+    #[arg(long, value_name = "LO:HI:STEP", default_value = "10:80:10", value_parser = rates)]
+    rate: (u64, u64, u64),
+
     /// Spins of an idle consumer between two looks
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub poll: u64,
@@ -87,7 +91,10 @@ pub struct Args {
 
 /// The flags that shape a layer; the others mean the same to each.
 const SHAPE: &[&str] =
-    &["producers", "depth", "batch", "channels", "drain", "begin", "end", "factor", "poll"];
+    &["producers", "depth", "batch", "channels", "drain", "begin", "end", "factor", "rate", "poll"];
+
+/// The rings that software pushes into unless `--depth` says otherwise.
+pub const DEPTH: &[u64] = &[64, 512, 2048];
 
 /// What the command line asks for.
 pub enum What {
@@ -118,8 +125,8 @@ impl Args {
                 );
             }
         }
-        if let (Some(batch), Some(depth)) = (args.batch.iter().max(), args.depth.iter().min()) {
-            if batch > depth {
+        if let (Some(batch), Some(depth)) = (args.batch.iter().max(), args.depth(DEPTH).into_iter().min()) {
+            if *batch > depth {
                 let text = format!("--batch {batch} does not fit a ring of --depth {depth}");
                 return refuse(ErrorKind::ValueValidation, text);
             }
@@ -138,6 +145,17 @@ impl Args {
             // Every other name that the parser lets through is a layer's.
             Some(name) => layer::by_name(name).map_or(What::List, |layer| What::Layers(vec![layer])),
         }
+    }
+
+    /// The values of `--depth`, or those that a test takes otherwise.
+    pub fn depth(&self, otherwise: &[u64]) -> Vec<u64> {
+        if self.depth.is_empty() { otherwise.to_vec() } else { self.depth.clone() }
+    }
+
+    /// The values of `--rate`, in thousands a second.
+    pub fn rates_kops(&self) -> Vec<u64> {
+        let (low, high, step) = self.rate;
+        (low..=high).step_by(step as usize).collect()
     }
 
     /// The values of `--drain`, or those that a layer takes otherwise.
@@ -206,6 +224,20 @@ fn put_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// One rate, or from, to and step: millions with fractions, as thousands.
+fn rates(text: &str) -> Result<(u64, u64, u64), String> {
+    let refuse = || String::from("must be MOPS or LO:HI:STEP, from 0.001 to 1000");
+    let kops = |text: &str| match text.parse::<f64>() {
+        Ok(mops) if (0.001..=1000.0).contains(&mops) => Ok((mops * 1000.0).round() as u64),
+        _ => Err(refuse()),
+    };
+    match text.split(':').map(kops).collect::<Result<Vec<_>, _>>()?[..] {
+        [one] => Ok((one, one, 1)),
+        [low, high, step] if low <= high => Ok((low, high, step)),
+        _ => Err(refuse()),
+    }
+}
+
 fn ring_size(text: &str) -> Result<u64, String> {
     let range = portway_fifo::MIN_SLOTS..=portway_fifo::MAX_SLOTS;
     match text.parse::<u64>() {
@@ -244,7 +276,7 @@ mod tests {
     #[test]
     fn lists_are_read_and_bad_values_refused() {
         let args = parse("fifo --depth 64,128 --producers 3 -n 10 -T 2 -c 0").unwrap();
-        assert_eq!((args.depth, args.producers, args.iterations), (vec![64, 128], vec![3], Some(10)));
+        assert_eq!((args.depth(DEPTH), args.producers, args.iterations), (vec![64, 128], vec![3], Some(10)));
         for line in [
             "fifo --depth 65",
             "fifo --depth 32",
@@ -258,6 +290,9 @@ mod tests {
             "put -b 64 -e 32",
             "put -e 512M",
             "put -f 1",
+            "fifo --rate 0",
+            "fifo --rate 5:1:1",
+            "fifo --rate 1:5",
             "nothing",
         ] {
             assert!(parse(line).is_err(), "{line}");
@@ -270,6 +305,14 @@ mod tests {
         assert_eq!(sizes("put -b 8 -e 64 -f 2"), [8, 16, 32, 64]);
         assert_eq!(sizes("put -b 1K -e 6K -f 2"), [1024, 2048, 4096, 6144]);
         assert_eq!(sizes("put -b 2m -e 2M"), [2 << 20]);
+    }
+
+    #[test]
+    fn rates_go_by_steps() {
+        let rates = |line: &str| parse(line).unwrap().rates_kops();
+        assert_eq!(rates("fifo --rate 1:2:0.5"), [1000, 1500, 2000]);
+        assert_eq!(rates("fifo --rate 0.25"), [250]);
+        assert_eq!(rates("fifo").len(), 8);
     }
 
     #[test]

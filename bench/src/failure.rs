@@ -13,6 +13,12 @@ pub enum Failure {
     /// The FIFO refused.
     #[error("{measurement}: {source}")]
     Fifo { measurement: String, source: portway_fifo::Error },
+    /// The GPU or its driver refused.
+    #[error("{measurement}: {source}")]
+    Gpu { measurement: String, source: Box<portway_fifo::Error> },
+    /// A call on the device ended a kernel.
+    #[error("{measurement}: a call on the device returned status {status} ({})", status_name(*status))]
+    OnDevice { measurement: String, status: u64 },
     /// The proxy refused.
     #[error("{measurement}: {source}")]
     Proxy { measurement: String, source: Box<portway_proxy::Error> },
@@ -38,7 +44,32 @@ impl Failure {
         Failure::Proxy { measurement: measurement.into(), source: Box::new(source) }
     }
 
+    pub fn gpu(measurement: &str, source: portway_fifo::Error) -> Self {
+        Failure::Gpu { measurement: measurement.into(), source: Box::new(source) }
+    }
+
+    /// Fails for the first status of a call on the device that is not 0.
+    pub fn on_device(measurement: &str, statuses: impl IntoIterator<Item = u64>) -> Result<(), Self> {
+        match statuses.into_iter().find(|&status| status != 0) {
+            Some(status) => Err(Failure::OnDevice { measurement: measurement.into(), status }),
+            None => Ok(()),
+        }
+    }
+
     pub fn json(path: &Path, source: io::Error) -> Self {
         Failure::Json { path: path.to_owned(), source }
+    }
+}
+
+/// `Status` of the device header.
+fn status_name(status: u64) -> &'static str {
+    match status {
+        1 => "timeout",
+        2 => "aborted",
+        3 => "broken by a timeout",
+        4 => "broken by an abort",
+        5 => "invalid",
+        6 => "failed",
+        _ => "unknown",
     }
 }

@@ -4,6 +4,7 @@
 mod args;
 mod failure;
 mod fifo;
+mod gpu;
 mod layer;
 mod machine;
 mod proxy;

@@ -5,7 +5,7 @@ use portway_fifo::{Consumer, Producer};
 use super::payload::{Check, trigger};
 use super::queue::{self, Receiver, Sender};
 use super::{NAME, REFERENCE};
-use crate::args::Args;
+use crate::args::{Args, DEPTH};
 use crate::failure::Failure;
 use crate::machine::Pinning;
 use crate::report::Row;
@@ -15,7 +15,7 @@ use crate::trial::{Phase, Trial};
 
 /// The rows, with the samples of all runs; the runs of the tests alternate.
 pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
-    let slots = args.depth.iter().max().copied().unwrap_or(portway_fifo::MIN_SLOTS);
+    let slots = args.depth(DEPTH).into_iter().max().unwrap_or(portway_fifo::MIN_SLOTS);
     let fifo = || queue::fifo(slots, 1, args.deadline());
     let mut tests = [
         (("push-pop", NAME), Samples::default()),

@@ -1,5 +1,6 @@
-//! The `fifo` layer: software producers against the consumer, beside a queue that the reader knows.
+//! The `fifo` layer: software producers against the consumer, beside a queue that the reader knows; and kernels.
 
+pub mod gpu;
 mod latency;
 mod payload;
 mod queue;
@@ -18,10 +19,10 @@ use throughput::Shape;
 /// See the module.
 pub const LAYER: Layer = Layer {
     name: NAME,
-    measures: "the ring alone: software producers push, one thread drains",
-    needs: "nothing",
+    measures: "the ring alone: software producers or kernels push, one thread drains",
+    needs: "nothing, or a GPU for kernels",
     find: Ok(run),
-    flags: &["producers", "depth", "batch", "drain", "poll"],
+    flags: &["producers", "depth", "batch", "drain", "rate", "poll"],
     unit: TimeUnit::Nanoseconds,
 };
 
@@ -50,7 +51,7 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     if args.check() {
         report.control(control(args, &pinning)?);
     }
-    Ok(())
+    gpu::run(args, &pinning, report)
 }
 
 /// A run in which one payload is corrupted, to see that the check finds it.

@@ -6,13 +6,14 @@ use super::queue::Sender;
 use crate::failure::Failure;
 use crate::trial::Trial;
 
-const PRODUCER_SHIFT: u32 = 48;
+/// Room for more producers than a GPU has threads at a time.
+const PRODUCER_SHIFT: u32 = 46;
 
 /// The `n`-th trigger of a producer. The second word depends on all of the first, so a mix of two triggers is seen.
 #[inline]
 pub fn trigger(producer: u64, n: u64) -> Trigger {
     let first = producer << PRODUCER_SHIFT | n;
-    // Both words are below bit 63: there are at most 256 producers, and `scramble` shifts.
+    // Both words are below bit 63: there are fewer than 2^17 producers, and `scramble` shifts.
     Trigger::new([first, scramble(first)]).expect("bit 63 is clear")
 }
 

@@ -7,7 +7,7 @@ use portway_fifo::Trigger;
 use super::payload::{Check, trigger};
 use super::queue::{self, Receiver, Sender};
 use super::{NAME, REFERENCE};
-use crate::args::Args;
+use crate::args::{Args, DEPTH};
 use crate::failure::Failure;
 use crate::machine::Pinning;
 use crate::rate::{self, Outcome, Plan, Sink, Source, over};
@@ -31,8 +31,9 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     let plan = Plan::of(args, ITERATIONS);
     let mut found: BTreeMap<Shape, Vec<Pair>> = BTreeMap::new();
     for _ in 0..args.runs {
+        let depth = &args.depth(DEPTH);
         for (&producers, &slots) in
-            args.producers.iter().flat_map(|producers| args.depth.iter().map(move |slots| (producers, slots)))
+            args.producers.iter().flat_map(|producers| depth.iter().map(move |slots| (producers, slots)))
         {
             for drain in args.drain(&[32]) {
                 let one = Shape { producers, slots, batch: 1, drain };

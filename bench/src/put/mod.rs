@@ -1,5 +1,6 @@
 //! The `put` layer: the whole stack, from the put of one end to the signal and the data at the other.
 
+pub mod gpu;
 mod latency;
 mod pattern;
 mod reference;
@@ -19,7 +20,7 @@ use latency::Spoil;
 pub const LAYER: Layer = Layer {
     name: NAME,
     measures: "the whole stack over the loopback transport: put and signal, until the peer has both",
-    needs: "nothing",
+    needs: "nothing, or a GPU for kernels",
     find: Ok(run),
     flags: &["begin", "end", "factor"],
     unit: TimeUnit::Microseconds,
@@ -50,7 +51,7 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     if args.check() {
         report.control(control(args, &pinning)?);
     }
-    Ok(())
+    gpu::run(args, &pinning, report)
 }
 
 /// Runs in which one payload has a flipped bit, and one signal comes without its data, to see that both are found.

@@ -37,7 +37,7 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
 }
 
 /// Puts of a window.
-fn window(size_bytes: u64) -> u64 {
+pub fn window(size_bytes: u64) -> u64 {
     (WINDOW_BYTES / size_bytes).clamp(1, WINDOW)
 }
 

@@ -1,0 +1,167 @@
+//! The round trip of one thread of the GPU: push, and back as the tail.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+use portway_fifo::cuda::Stream;
+use portway_fifo::{Error, Platform, Words};
+
+use super::{Bench, DEPTH, Verify};
+use crate::failure::Failure;
+use crate::fifo::NAME;
+use crate::fifo::payload::Check;
+use crate::gpu::{self, cycle_ns};
+use crate::rate::over;
+use crate::report::{Reference, Row};
+use crate::stats::{Times, median};
+
+/// Round trips of a run unless `-n` says otherwise.
+const ITERATIONS: u64 = 10_000;
+
+/// The row, with the samples of all runs; ours and the reference's alternate.
+pub fn row(bench: &Bench) -> Result<Row, Failure> {
+    let slots = bench.args.depth(DEPTH).into_iter().max().unwrap_or(portway_fifo::MIN_SLOTS);
+    let (mut samples, mut wrong, mut runs) = (Vec::new(), 0, Vec::new());
+    for _ in 0..bench.args.runs {
+        let theirs = ping_pong(bench)?;
+        let (ours, mistakes) = push_sync(bench, slots)?;
+        runs.extend(median(&ours).zip(median(&theirs)).map(|(ours, theirs)| (ours.median, theirs.median)));
+        samples.extend(ours);
+        wrong += mistakes;
+    }
+    Ok(Row {
+        layer: NAME.into(),
+        test: "gpu-push-sync".into(),
+        subject: NAME.into(),
+        shape: [("slots".to_owned(), slots)].into(),
+        size_bytes: 16,
+        iterations: samples.len() as u64,
+        time_us: Times::of(&mut samples),
+        reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {
+            time_us: over(&runs, |(_, theirs)| *theirs),
+            ..Reference::new("pinned-ping-pong", ratio)
+        }),
+        wrong: bench.args.check().then_some(wrong),
+        ..Row::default()
+    })
+}
+
+/// `Trips` of the kernels.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Trips {
+    count: u64,
+    counted: u64,
+    status: u64,
+    ns: [u64; 2],
+    cycles: [u64; 2],
+}
+
+/// `TripPlan` of the kernels.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Plan {
+    warmup: u64,
+    most: u64,
+    limit_ns: u64,
+}
+
+const _: () = assert!(size_of::<Trips>() == 56 && size_of::<Plan>() == 24);
+
+impl Plan {
+    fn of(bench: &Bench) -> Self {
+        let args = bench.args;
+        Plan {
+            warmup: args.warmup,
+            most: args.iterations.unwrap_or(ITERATIONS),
+            limit_ns: args.limit().as_nanos() as u64,
+        }
+    }
+}
+
+/// Half of each round trip in microseconds, and the triggers that were wrong.
+fn push_sync(bench: &Bench, slots: u64) -> Result<(Vec<f64>, u64), Failure> {
+    let name = "gpu push-sync";
+    let kernel = gpu::function(bench.module, "push_sync")?;
+    let (fifo, mut consumer) = bench.fifo(name, slots)?;
+    let mut verify = Verify::All(Check::new(1));
+    let handle = fifo.handle();
+    let (samples, sent) = trips(
+        bench,
+        name,
+        |stream, plan, cycles, trips| {
+            let parameters = [bytes_of(&handle), bytes_of(plan), bytes_of(cycles), bytes_of(trips)];
+            // SAFETY: the kernel takes these parameters, and their memory outlives it.
+            unsafe { kernel.launch(stream, [1; 3], [1; 3], 0, &parameters) }
+        },
+        |ended| loop {
+            let over = ended.load(Ordering::Acquire);
+            let taken = consumer.drain(1, |_, trigger| verify.see(trigger.words()));
+            if taken == 0 && over {
+                return;
+            }
+        },
+    )?;
+    let Verify::All(check) = verify else { return Ok((samples, 0)) };
+    let wrong = check.finish(&[sent]);
+    drop((fifo, consumer));
+    bench.gpu.reclaim(name)?;
+    Ok((samples, wrong))
+}
+
+/// Half of each round trip over two pinned words in microseconds.
+fn ping_pong(bench: &Bench) -> Result<Vec<f64>, Failure> {
+    let name = "gpu ping-pong";
+    let failed = |source| Failure::gpu(name, source);
+    let kernel = gpu::function(bench.module, "ping_pong")?;
+    let word = || Words::new(bench.gpu.context.host_memory(8)?);
+    let (there, back) = (word().map_err(failed)?, word().map_err(failed)?);
+    let addresses = [there.region().address(), back.region().address()];
+    let timeout_ns = bench.args.deadline().as_nanos() as u64;
+    let (samples, _) = trips(
+        bench,
+        name,
+        |stream, plan, cycles, trips| {
+            let [there, back] = addresses.each_ref().map(bytes_of);
+            let parameters =
+                [there, back, bytes_of(&timeout_ns), bytes_of(plan), bytes_of(cycles), bytes_of(trips)];
+            // SAFETY: the kernel takes these parameters, and their memory outlives it.
+            unsafe { kernel.launch(stream, [1; 3], [1; 3], 0, &parameters) }
+        },
+        |ended| {
+            let mut last = 0;
+            while !ended.load(Ordering::Relaxed) {
+                let seen = there[0].load(Ordering::Acquire);
+                if seen != last {
+                    back[0].store(seen, Ordering::Release);
+                    last = seen;
+                }
+            }
+        },
+    )?;
+    drop((there, back));
+    bench.gpu.reclaim(name)?;
+    Ok(samples)
+}
+
+/// Runs a kernel of round trips: half of each in microseconds, and how many there were with those that do not count.
+fn trips(
+    bench: &Bench,
+    name: &str,
+    launch: impl FnOnce(&Stream, &Plan, &u64, &u64) -> Result<(), Error>,
+    serve: impl FnOnce(&AtomicBool) + Send,
+) -> Result<(Vec<f64>, u64), Failure> {
+    let Bench { gpu, args, pinning, .. } = bench;
+    let failed = |source| Failure::gpu(name, source);
+    let plan = Plan::of(bench);
+    let cycles = gpu.memory::<u32>(plan.most).map_err(failed)?;
+    let trips = gpu.memory::<Trips>(1).map_err(failed)?;
+    let (cycles_at, trips_at) = (cycles.address(), trips.address());
+    let launch = |stream: &Stream| launch(stream, &plan, &cycles_at, &trips_at);
+    gpu.run(name, args.deadline(), pinning, launch, serve)?;
+    let trips: Trips = gpu.read(&trips, 1).map_err(failed)?[0];
+    Failure::on_device(name, [trips.status])?;
+    let us = cycle_ns(trips.ns, trips.cycles) / 1e3 / 2.0;
+    let cycles: Vec<u32> = gpu.read(&cycles, trips.counted).map_err(failed)?;
+    Ok((cycles.into_iter().map(|cycles| f64::from(cycles) * us).collect(), trips.count))
+}
