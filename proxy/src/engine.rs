@@ -306,6 +306,7 @@ impl Engine {
             shared: channel.shared.clone(),
             words: [outbound.id, inbound.id],
             fifo: fifo_index as u32,
+            number,
             port: port_index as u32,
             lane,
             source_len_bytes: lens.0,

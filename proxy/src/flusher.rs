@@ -46,9 +46,9 @@ impl Flusher {
         let fifos: Vec<Fifo> = fifos.into_iter().filter(|fifo| fifo.handle().flushed != 0).collect();
         if fifos.is_empty() {
             return Err(Error::Config {
-                what: "FIFOs with a replica",
+                what: "number of FIFOs with a replica",
                 value: 0,
-                must_be: "1 or more to flush",
+                must_be: "1 or more, to flush",
             });
         }
         let shared = Arc::new(Shared::default());

@@ -323,11 +323,13 @@ fn with_a_flusher_that_never_comes_back_a_thousand_runs_end() {
     });
 }
 
+type Answer = fn() -> Result<(), TransportError>;
+
 /// A stream whose calls return what they are told, after a while.
 #[derive(Debug)]
 struct OddStream {
     calls: Arc<AtomicU64>,
-    answer: fn() -> Result<(), TransportError>,
+    answer: Answer,
 }
 
 impl FlushStream for OddStream {
@@ -354,7 +356,7 @@ fn a_slow_a_failing_and_a_panicking_stream_are_counted_and_stop_nobody() {
             source: None,
         })
     };
-    let answers: [(&str, fn() -> Result<(), TransportError>); 3] =
+    let answers: [(&str, Answer); 3] =
         [("slow", slow), ("failing", failing), ("panicking", || panic!("the stream is gone"))];
     for (what, answer) in answers {
         within(LIMIT, what, move || {

@@ -176,20 +176,22 @@ fn measure(end: End, each: usize) -> Duration {
         std::thread::spawn(move || match end {
             End::Abort => {
                 fifo.abort();
-                Err(proxy)
+                // It is stopped once the waiters have been seen to return.
+                (None, Some(proxy))
             }
             End::DropProxy | End::DropStuck => {
                 drop(proxy);
-                Ok(None)
+                (None, None)
             }
-            _ => Ok(Some(proxy.stop(how))),
+            _ => (Some(proxy.stop(how)), None),
         })
     };
     let latency = last_return(&returns, 4 * each, from + drain);
-    let report = ending.join().unwrap();
+    let (report, aborted) = ending.join().unwrap();
     let took = from.elapsed();
     assert!(took < drain + STOP_GRACE + Duration::from_secs(3), "{end:?} took {took:?}");
-    if let Ok(Some(report)) = report {
+    drop(aborted);
+    if let Some(report) = report {
         assert_eq!(report.quarantined, if is_stuck { vec!["portway-proxy"] } else { vec![] });
         assert_eq!((report.drained, report.quiesced), (false, !is_stuck), "{report:?}");
         assert_eq!(report.cancelled, if is_stuck { 0 } else { WINDOW as u64 });

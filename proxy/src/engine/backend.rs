@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use portway_fifo::{Position, Trigger};
+use portway_fifo::{Consumer, Position, Trigger};
 
 use super::port::PortState;
 use crate::channel;
@@ -33,6 +33,8 @@ pub(super) struct ChannelState {
     /// The peer's signal word and the one here: no other channel may have them, since both are counted from 0.
     pub(super) words: [MemoryId; 2],
     pub(super) fifo: u32,
+    /// Its number in its FIFO.
+    pub(super) number: u16,
     pub(super) port: u32,
     pub(super) lane: Lane,
     pub(super) source_len_bytes: u64,
@@ -64,60 +66,95 @@ impl Backend {
         }
     }
 
-    /// Hands a trigger to its channel. False if it has to wait in its FIFO, since the channel's window is full.
+    /// Takes triggers of one channel from the front of their FIFO, until `end` or one of another channel. False if the
+    /// next one has to wait there, since the channel's window is full.
     #[inline]
-    pub(super) fn take(&mut self, index: u32, position: Position, trigger: Trigger, now_ns: u64) -> bool {
+    pub(super) fn take_run(
+        &mut self,
+        index: u32,
+        consumer: &mut Consumer,
+        end: Position,
+        now_ns: u64,
+    ) -> bool {
         let channel = &mut self.channels[index as usize];
-        let request = Request::decode(trigger);
-        // Most are like this; the rest is kept out of their way.
-        if channel.window.is_clear() && request.is_sound_put(channel.lens()) {
-            self.offer(index, position, request, now_ns);
-            return true;
-        }
-        self.take_any(index, position, trigger, now_ns)
-    }
-
-    #[inline(never)]
-    fn take_any(&mut self, index: u32, position: Position, trigger: Trigger, now_ns: u64) -> bool {
-        let channel = &mut self.channels[index as usize];
-        let request = Request::decode(trigger);
-        if channel.has_ended() {
-            self.counts.discarded += 1;
-        } else if channel.window.is_full() {
-            self.counts.stalls += 1;
-            self.counts.last_stall = stall_word(channel.fifo, request.channel);
-            return false;
-        } else if let Some(fault) = request.fault(channel.lens()) {
-            let channel = request.channel;
-            self.counts.discarded += 1;
-            self.end_channel(index as usize, ChannelError::Request { channel, position, fault, request });
-        } else if channel.window.backlog() == 0 {
-            self.offer(index, position, request, now_ns);
-        } else {
+        let port = &mut self.ports[channel.port as usize];
+        while consumer.position() != end {
+            let position = consumer.position();
+            let Some(trigger) = consumer.peek() else { break };
+            let request = Request::decode(trigger);
+            if request.channel != channel.number {
+                break;
+            }
+            // Most are like this; the rest is kept out of their way.
+            if !channel.window.is_clear() || !request.is_sound_put(channel.lens()) {
+                let taken = self.take(index, position, trigger, now_ns);
+                if taken {
+                    consumer.advance();
+                }
+                return taken;
+            }
+            consumer.advance();
             let op = channel.op(request);
-            channel.window.take_waiting(op, position, now_ns);
+            match port.submit(&op) {
+                Ok(Submit::Accepted) => channel.window.take_sent(position, now_ns),
+                Ok(Submit::Full) => {
+                    self.take_refused(index, position, op, now_ns);
+                    break;
+                }
+                Err(error) => {
+                    self.take_failed(index, *error);
+                    break;
+                }
+            }
         }
         true
     }
 
-    /// Offers an op of a channel without a backlog to its port.
-    #[inline]
-    fn offer(&mut self, index: u32, position: Position, request: Request, now_ns: u64) {
+    /// Takes a trigger of whatever kind. False if it has to wait.
+    #[inline(never)]
+    fn take(&mut self, index: u32, position: Position, trigger: Trigger, now_ns: u64) -> bool {
+        let request = Request::decode(trigger);
         let channel = &mut self.channels[index as usize];
-        let op = channel.op(request);
-        match self.ports[channel.port as usize].submit(&op) {
-            Ok(Submit::Accepted) => channel.window.take_sent(position, now_ns),
-            Ok(Submit::Full) => {
-                self.counts.refusals += 1;
-                self.waiting.push_back(index);
+        if channel.has_ended() {
+            self.counts.discarded += 1;
+        } else if channel.window.is_full() {
+            self.counts.stalls += 1;
+            self.counts.last_stall = stall_word(channel.fifo, channel.number);
+            return false;
+        } else if let Some(fault) = request.fault(channel.lens()) {
+            let channel = channel.number;
+            self.counts.discarded += 1;
+            self.end_channel(index as usize, ChannelError::Request { channel, position, fault, request });
+        } else {
+            let op = channel.op(request);
+            if channel.window.backlog() != 0 {
+                // It waits for its turn.
                 channel.window.take_waiting(op, position, now_ns);
+                return true;
             }
-            Err(error) => {
-                self.counts.discarded += 1;
-                let port = channel.port;
-                self.fail_port(port as usize, *error);
+            match self.ports[channel.port as usize].submit(&op) {
+                Ok(Submit::Accepted) => channel.window.take_sent(position, now_ns),
+                Ok(Submit::Full) => self.take_refused(index, position, op, now_ns),
+                Err(error) => self.take_failed(index, *error),
             }
         }
+        true
+    }
+
+    /// Takes an op for which its port has no room.
+    #[cold]
+    fn take_refused(&mut self, index: u32, position: Position, op: Op, now_ns: u64) {
+        self.counts.refusals += 1;
+        self.waiting.push_back(index);
+        self.channels[index as usize].window.take_waiting(op, position, now_ns);
+    }
+
+    /// Takes an op at which its port failed.
+    #[cold]
+    fn take_failed(&mut self, index: u32, error: TransportError) {
+        self.counts.discarded += 1;
+        let port = self.channels[index as usize].port;
+        self.fail_port(port as usize, error);
     }
 
     /// Offers the backlogs to their ports again, oldest op first.

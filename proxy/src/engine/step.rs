@@ -70,22 +70,20 @@ impl Engine {
         let Some(consumer) = &mut fifo.consumer else { return };
         // Asked first, so that what was pushed before an abort is not missed for less than a batch.
         let closed = consumer.closed();
-        let batch = self.config.batch;
         let mut unknown = None;
-        let mut taken = 0;
-        while taken < batch {
+        let start = consumer.position();
+        let end = start.plus(self.config.batch as u64);
+        while consumer.position() != end {
             let Some(trigger) = consumer.peek() else { break };
             let Some(&channel) = fifo.channels.get(Request::channel_of(trigger)) else {
                 unknown = Some((consumer.position(), Request::decode(trigger)));
                 break;
             };
-            if !self.backend.take(channel, consumer.position(), trigger, now_ns) {
+            if !self.backend.take_run(channel, consumer, end, now_ns) {
                 break;
             }
-            consumer.advance();
-            taken += 1;
         }
-        self.backend.counts.triggers += taken as u64;
+        self.backend.counts.triggers += consumer.position().since(start);
         if consumer.publish() {
             self.backend.counts.publishes += 1;
         }
