@@ -55,14 +55,16 @@ done
 
 nvcc=("$cuda/bin/nvcc" -ccbin "$cxx" -std=c++17 -Werror all-warnings -Xcompiler "-Wall,-Wextra")
 
-# complaints SOURCE PTX [KERNEL]: what the "//! ptx KERNEL has|lacks REGEX" lines of a source have against its PTX.
+# complaints SOURCE PTX [KERNEL]: what the "//! ptx KERNEL has|lacks REGEX" lines (KERNEL may be a function, too) of a source have against its PTX.
 complaints() {
     local kernel verb regex text found
     while read -r _ _ kernel verb regex; do
         [ "${3:-$kernel}" = "$kernel" ] || continue
-        # The body of the kernel, on one line.
-        text=$(awk -v name=".entry $kernel(" 'index($0, name) { on = 1 } on { printf "%s ", $0 } on && /^}/ { exit }' "$2")
-        [ -n "$text" ] || echo "no kernel $kernel"
+        # The body of the kernel, or of the function of that name, on one line.
+        text=$(awk -v entry=".entry $kernel(" -v func="portway${#kernel}${kernel}E" '
+            index($0, entry) || index($0, func) && /\.func|^_Z/ { on = 1; held = "" }
+            on { held = held " " $0 } on && /;$/ && held !~ /\{/ { on = 0 } on && /^}/ { print held; exit }' "$2")
+        [ -n "$text" ] || echo "no kernel or function $kernel"
         found=lacks
         if grep -qE "$regex" <<<"$text"; then found=has; fi
         [ "$found" = "$verb" ] || echo "$kernel $found $regex"

@@ -73,9 +73,15 @@ struct Waited {
 
 namespace detail {
 
+// Carries a stop word over into the gate; returns what the gate then holds. The first reason stays.
+PORTWAY_FN u64 close(const WatchHandle &watch, u64 stop) {
+  const u64 gate = platform::compare_exchange_device(watch.seen + 1, 0, stop);
+  return gate ? gate : stop;
+}
+
 // What the elected reader does: reads the word until it has reached `target`, and publishes what it sees. False if it is
 // stopped, late, or has looked often enough.
-PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadline) {
+PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadline, platform::Pause &pause) {
   for (u32 look = 0; look < platform::kReaderLooks; look++) {
     // Both loads are on their way at once, so a look costs one trip over the bus.
     const u64 stop = platform::load_relaxed_system(watch.stop);
@@ -83,9 +89,10 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadl
     // Now and then without need as well: the last reader's store may have landed on top of this one's.
     if (value != copied || look % 16 == 15) platform::store_release_device(watch.seen, value);
     copied = value;
-    if (stop) platform::compare_exchange_device(watch.seen + 1, 0, stop);
+    if (stop) close(watch, platform::load_acquire_system(watch.stop));
     if (reached(value, target)) return true;
     if (stop || reached(platform::clock_ns(), deadline)) return false;
+    if (look % 8 == 7) pause.wait(true);
   }
   return false;
 }
@@ -101,22 +108,24 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadl
 //
 // The word wins over the stop word and over the clock: before a wait gives up it looks at the word itself. A timeout of
 // zero is one look.
-PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, u64 target, u64 timeout_ns) {
+PORTWAY_WAIT_FN Waited wait(WatchHandle watch, const u64 *flushed, u64 target, u64 timeout_ns) {
   const u64 deadline = platform::clock_ns() + timeout_ns;
   platform::Pause pause;
   for (;;) {
     const Pair copy = platform::load_pair_acquire_device(watch.seen);
     if (reached(copy.first, target)) return {Status::kOk, 0};
     if (flushed && reached(platform::load_acquire_system(flushed), target)) return {Status::kOk, 0};
-    const u64 gate = copy.second;
+    u64 gate = copy.second;
     if (gate || reached(platform::clock_ns(), deadline)) {
-      // The copy is as old as the last election. The word after the gate: it has every value from before the stop.
+      // The copy is as old as the last election. The stop word first, then the word: it has every value from before.
+      const u64 stop = gate ? 0 : platform::load_acquire_system(watch.stop);
       if (reached(platform::load_acquire_system(watch.value), target)) return {Status::kOk, 0};
+      if (stop) gate = detail::close(watch, stop);
       return {gate ? Status::kAborted : Status::kTimeout, gate};
     }
     const bool elected = platform::elect_device(watch.reader);
     if (elected) {
-      const bool done = detail::read(watch, copy.first, target, deadline);
+      const bool done = detail::read(watch, copy.first, target, deadline, pause);
       // Relaxed, so this reader's copy may land after the next one's. A copy that is behind is not wrong, and `read`
       // mends it.
       platform::store_relaxed_device(watch.reader, 0);
@@ -184,7 +193,7 @@ PORTWAY_FN bool fits(const Trigger &trigger) { return ((trigger.words[0] | trigg
 //
 // kInvalid if bit 63 of a word is set (it is the ring's) or the timeout is over kMaxTimeoutNs. A push that gives up
 // had taken its position, so the FIFO is broken from there on: later calls say so and the host can reset it.
-PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
+PORTWAY_WAIT_FN Pushed push(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
   if (!fifo.accepts(timeout_ns) || !detail::fits(trigger)) return {Status::kInvalid, 0};
   const Pushed taken = detail::take(fifo, 1, timeout_ns);
   if (taken.status != Status::kOk) return taken;
@@ -197,7 +206,7 @@ PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger) { return push(fi
 // Pushes one trigger a lane, by all lanes of a warp that are converged here: one step of the head and one wait for all
 // of them, neighbouring lanes in neighbouring slots. All lanes give the same FIFO. The timeout is that of the lowest lane
 // with a valid trigger; a lane whose trigger is invalid gets kInvalid, and the others go on.
-PORTWAY_FN Pushed push_warp(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
+PORTWAY_WAIT_FN Pushed push_warp(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
   const u32 active = platform::active_lanes();
   const bool valid = fifo.accepts(timeout_ns) && detail::fits(trigger);
   const u32 lanes = platform::ballot(active, valid);
@@ -224,7 +233,7 @@ PORTWAY_FN Pushed push_warp(const FifoHandle &fifo, Trigger trigger) {
 
 // Pushes `n` triggers, at most as many as the ring has slots, by one thread to consecutive positions; returns the first.
 // One step of the head, one wait and one fence for all of them.
-PORTWAY_FN Pushed push_batch(const FifoHandle &fifo, const Trigger *triggers, u64 n, u64 timeout_ns) {
+PORTWAY_WAIT_FN Pushed push_batch(const FifoHandle &fifo, const Trigger *triggers, u64 n, u64 timeout_ns) {
   if (!fifo.accepts(timeout_ns) || n == 0 || n > fifo.size()) return {Status::kInvalid, 0};
   for (u64 i = 0; i < n; i++) {
     if (!detail::fits(triggers[i])) return {Status::kInvalid, 0};
@@ -245,7 +254,7 @@ PORTWAY_FN Pushed push_batch(const FifoHandle &fifo, const Trigger *triggers, u6
 
 // Waits until the consumer has handed on the trigger at `position`. What it did with it is then visible. A sync that
 // gives up breaks nothing.
-PORTWAY_FN Status sync(const FifoHandle &fifo, u64 position, u64 timeout_ns) {
+PORTWAY_WAIT_FN Status sync(const FifoHandle &fifo, u64 position, u64 timeout_ns) {
   if (!fifo.accepts(timeout_ns)) return Status::kInvalid;
   const Waited waited = wait(fifo.tail, fifo.flushed, position + 1, timeout_ns);
   return waited.status == Status::kAborted ? detail::closed(waited.gate, position).status : waited.status;

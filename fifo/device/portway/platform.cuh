@@ -10,8 +10,13 @@
 
 #if defined(__CUDACC__)
 #define PORTWAY_FN __device__ __forceinline__
+// For functions that wait, with the stores that others wait for. Inlined into branches that the lanes of a warp take
+// apart, a push that had room was seen not to get to its store until the push of another branch had ended, which waited
+// for just that store. Apart they were not seen to hold each other up.
+#define PORTWAY_WAIT_FN inline __device__ __noinline__
 #else
 #define PORTWAY_FN inline
+#define PORTWAY_WAIT_FN inline
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -134,11 +139,10 @@ PORTWAY_FN u64 clock_ns() {
   return v;
 }
 
-// Paces a waiting thread. The elected reader's loads over the bus are pace enough.
+// Paces a waiting thread. The elected reader's loads over the bus are nearly pace enough; but lanes of one warp that have
+// parted run in turns, and a lane that never sleeps can keep the others, and what it waits for, from running at all.
 struct Pause {
-  PORTWAY_FN void wait(bool elected) {
-    if (!elected) __nanosleep(100);
-  }
+  PORTWAY_FN void wait(bool elected) { __nanosleep(elected ? 20 : 100); }
 };
 
 PORTWAY_FN u32 active_lanes() { return __activemask(); }

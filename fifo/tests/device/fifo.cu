@@ -1,26 +1,26 @@
-// A kernel for each call of fifo.cuh, compiled by ci/device-header.sh. The lines below say what the script finds in a
-// kernel's PTX, and how a weakened header, made with sed, must fail there.
+// A kernel for each call of fifo.cuh, compiled by ci/device-header.sh. The lines below say what the script finds in the
+// PTX of a kernel or a function, and how a weakened header, made with sed, must fail there.
 //
-//! ptx push_kernel has st\.release\.sys\.global\.v2
-//! ptx push_kernel lacks st\.relaxed\.sys
-//! plant push_kernel s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
-//! ptx push_warp_kernel has st\.release\.sys\.global\.v2
-//! ptx push_warp_kernel lacks st\.relaxed\.sys
-//! ptx push_warp_kernel has bar\.warp\.sync.*shfl\.sync
-//! plant push_warp_kernel s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
-//! plant push_warp_kernel s/__syncwarp(lanes);//
-//! ptx push_batch_kernel has fence\.acq_rel\.sys.*st\.relaxed\.sys\.global\.v2
-//! ptx push_batch_kernel lacks st\.relaxed\.sys\.global\.v2.*fence\.acq_rel\.sys
-//! plant push_batch_kernel s/fence\.acq_rel\.sys;//
-//! plant push_batch_kernel s/^  platform::slots_fence();//
-//! ptx sync_kernel has ld\.acquire\.gpu\.global\.v2.*ld\.acquire\.sys
-//! ptx sync_kernel has atom\.cas\.relaxed\.gpu.*ld\.relaxed\.sys.*ld\.acquire\.sys.*st\.release\.gpu.*st\.relaxed\.gpu
-//! ptx sync_kernel has atom\.cas\.acq_rel\.gpu
-//! ptx sync_kernel lacks (ld|st|cas)\.(weak|volatile)
-//! plant sync_kernel s/ld\.acquire\.gpu\.global\.v2/ld.relaxed.gpu.global.v2/
-//! plant sync_kernel s/atom\.cas\.acq_rel/atom.cas.relaxed/
-//! plant sync_kernel s/st\.release\.gpu/st.relaxed.gpu/
-//! plant sync_kernel s/ld\.acquire\.sys/ld.relaxed.sys/
+//! ptx push has st\.release\.sys\.global\.v2
+//! ptx push lacks st\.relaxed\.sys
+//! plant push s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
+//! ptx push_warp has st\.release\.sys\.global\.v2
+//! ptx push_warp lacks st\.relaxed\.sys
+//! ptx push_warp has bar\.warp\.sync.*shfl\.sync
+//! plant push_warp s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
+//! plant push_warp s/__syncwarp(lanes);//
+//! ptx push_batch has fence\.acq_rel\.sys.*st\.relaxed\.sys\.global\.v2
+//! ptx push_batch lacks st\.relaxed\.sys\.global\.v2.*fence\.acq_rel\.sys
+//! plant push_batch s/fence\.acq_rel\.sys;//
+//! plant push_batch s/^  platform::slots_fence();//
+//! ptx wait has ld\.acquire\.gpu\.global\.v2.*ld\.acquire\.sys
+//! ptx wait has atom\.cas\.relaxed\.gpu.*ld\.relaxed\.sys.*ld\.acquire\.sys.*st\.release\.gpu.*st\.relaxed\.gpu
+//! ptx wait has atom\.cas\.acq_rel\.gpu
+//! ptx wait lacks (ld|st|cas)\.(weak|volatile)
+//! plant wait s/ld\.acquire\.gpu\.global\.v2/ld.relaxed.gpu.global.v2/
+//! plant wait s/atom\.cas\.acq_rel/atom.cas.relaxed/
+//! plant wait s/st\.release\.gpu/st.relaxed.gpu/
+//! plant wait s/ld\.acquire\.sys/ld.relaxed.sys/
 #include "portway/fifo.cuh"
 
 using portway::FifoHandle;

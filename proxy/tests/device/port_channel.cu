@@ -1,13 +1,10 @@
 // A kernel for each call of port_channel.cuh, compiled by ci/device-header.sh. fifo/tests/device/fifo.cu says what the
 // lines below mean.
 //
-//! ptx put_kernel has st\.release\.sys\.global\.v2
-//! ptx put_kernel lacks st\.relaxed\.sys
-//! plant put_kernel s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
-//! ptx flush_kernel has st\.release\.sys\.global\.v2.*ld\.acquire\.gpu\.global\.v2
-//! ptx wait_signal_kernel has ld\.acquire\.gpu\.global\.v2.*atom\.cas\.acq_rel\.gpu
+//! ptx put_kernel lacks st\.(relaxed|weak)\.sys
+//! ptx wait_signal_kernel has ld\.acquire\.gpu.*atom\.cas\.acq_rel\.gpu
 //! ptx wait_signal_kernel lacks (ld|st|cas)\.(weak|volatile)
-//! plant wait_signal_kernel s/ld\.acquire\.gpu\.global\.v2/ld.relaxed.gpu.global.v2/
+//! plant wait_signal_kernel s/ld\.acquire\.gpu/ld.relaxed.gpu/
 #include "portway/port_channel.cuh"
 
 using portway::PortChannel;
