@@ -22,8 +22,8 @@ if ! command -v valgrind >/dev/null; then
     exit 0
 fi
 
-cargo build --quiet --release --package portway-transport-ib --example instructions
-program="${CARGO_TARGET_DIR:-target}/release/examples/instructions"
+cargo build --quiet --release --package portway-transport-ib --example ib_instructions
+program="${CARGO_TARGET_DIR:-target}/release/examples/ib_instructions"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
