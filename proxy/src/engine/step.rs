@@ -120,6 +120,8 @@ impl Engine {
     pub fn shut_down(&mut self) -> bool {
         self.backend.end_channels(|channel| Some(ChannelError::Stopped { channel: channel.shared.number }));
         self.shared.end_all();
+        // Their channels have ended already: this only keeps a later step from calling them for anything but to close.
+        (0..self.backend.ports.len()).for_each(|port| self.backend.fail_port(port, TransportError::Closed));
         let ports = &mut self.backend.ports;
         ports.iter_mut().for_each(|port| port.close());
         let quiesced = ports.iter().all(|port| matches!(port.closing, Closing::Quiesced));
