@@ -1,7 +1,7 @@
 //! [`Args`]: the command line.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
@@ -28,9 +28,10 @@ pub struct Args {
     #[arg(short = 'w', value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=1 << 40))]
     pub warmup: u64,
 
-    /// Runs of the whole, configurations interleaved; rates are the median run
+    /// Runs of each test at most, its configurations interleaved; rates are the median run. Without a GPU, a test that has
+    /// taken 50 times -D begins no further run
     #[arg(short = 'N', value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub runs: u64,
+    pub most_runs: u64,
 
     /// Seconds that the counted iterations take at most; those before them, a fifth of that
     #[arg(short = 'D', value_name = "SECONDS", default_value = "0.05", value_parser = seconds)]
@@ -77,7 +78,7 @@ pub struct Args {
     end: u64,
 
     /// By what each size between is larger than the one before
-    #[arg(short = 'f', value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
+    #[arg(short = 'f', value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
     factor: u64,
 
     /// Millions of triggers a second that a GPU offers, for the latency under load
@@ -168,6 +169,12 @@ impl Args {
         let below = |size: &u64| *size < self.end;
         let next = |size: &u64| Some(size * self.factor);
         std::iter::successors(Some(self.begin), next).take_while(below).chain([self.end]).collect()
+    }
+
+    /// The runs of a test that begins now.
+    pub fn runs(&self) -> impl Iterator<Item = u64> {
+        let (begin, limit) = (Instant::now(), self.limit * 50);
+        (0..self.most_runs).take_while(move |run| *run == 0 || begin.elapsed() < limit)
     }
 
     /// How long the iterations of one measurement go on.
@@ -305,6 +312,14 @@ mod tests {
         assert_eq!(sizes("put -b 8 -e 64 -f 2"), [8, 16, 32, 64]);
         assert_eq!(sizes("put -b 1K -e 6K -f 2"), [1024, 2048, 4096, 6144]);
         assert_eq!(sizes("put -b 2m -e 2M"), [2 << 20]);
+    }
+
+    #[test]
+    fn a_slow_test_has_fewer_runs() {
+        assert_eq!(parse("fifo -N 3").unwrap().runs().count(), 3);
+        let slow = parse("fifo -N 3 -D 0.0004").unwrap();
+        let run = |_| std::thread::sleep(Duration::from_millis(25));
+        assert_eq!(slow.runs().map(run).count(), 1);
     }
 
     #[test]

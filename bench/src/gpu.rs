@@ -21,11 +21,12 @@ pub struct Gpu {
     stream: Stream,
 }
 
-/// Runs `body` with the GPU; without one, notes why not.
+/// Runs `body` with the GPU and the cores near it; without one, notes why not.
 pub fn with(
     layer: &str,
+    pinning: &Pinning,
     report: &mut Report,
-    body: impl FnOnce(&Gpu, &mut Report) -> Result<(), Failure>,
+    body: impl FnOnce(&Gpu, &Pinning, &mut Report) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let failed = |source| Failure::gpu("the GPU", source);
     match Gpu::open() {
@@ -38,7 +39,12 @@ pub fn with(
             for warning in gpu.context.warnings() {
                 report.note(layer, format!("gpu: {warning} {}", warning.remedy()));
             }
-            body(&gpu, report)?;
+            let near = &pinning.among(&gpu.system_file("local_cpulist").unwrap_or_default());
+            let core = near.consumer().map_or("no core of its own".into(), |core| format!("core {core}"));
+            report.note(layer, format!("gpu: consumer or engine on {core}"));
+            // This thread asks the driver now and then whether kernels have ended. Not on the consumer's core.
+            pin(near.producer(0));
+            body(&gpu, near, report)?;
             // Reached only when every kernel has ended: this waits for them without bound.
             gpu.close().map_err(failed)?;
         }
@@ -78,18 +84,22 @@ impl Gpu {
         let (major, minor) = it.compute_capability;
         let cuda = self.context.driver().version();
         let nvrtc = self.compiler.version();
-        let file = |path: &str| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
         let mut text = format!("gpu: {}, sm_{major}{minor}, {} SMs", it.name, it.multiprocessors);
-        if let Some(version) = file("/sys/module/nvidia/version") {
-            let _ = write!(text, ", driver {version}");
+        if let Ok(version) = std::fs::read_to_string("/sys/module/nvidia/version") {
+            let _ = write!(text, ", driver {}", version.trim());
         }
         let _ = write!(text, ", CUDA {}.{}, NVRTC {}.{}", cuda / 1000, cuda % 1000 / 10, nvrtc.0, nvrtc.1);
-        let link = |what| file(&format!("/sys/bus/pci/devices/{}/{what}", it.pci_bus_id));
-        let _ = match (link("current_link_speed"), link("current_link_width")) {
+        let _ = match (self.system_file("current_link_speed"), self.system_file("current_link_width")) {
             (Some(speed), Some(width)) => write!(text, ", link {speed} x{width}"),
             _ => write!(text, ", link unknown"),
         };
         text + ", " + &it.pci_bus_id
+    }
+
+    /// What the system says about the device's place on the bus.
+    fn system_file(&self, name: &str) -> Option<String> {
+        let path = format!("/sys/bus/pci/devices/{}/{name}", self.context.attributes().pci_bus_id);
+        std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
     }
 
     /// Compiles kernels and loads them.

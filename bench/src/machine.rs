@@ -48,6 +48,21 @@ impl Pinning {
         Pinning { cores: machine.cores.clone() }
     }
 
+    /// Over those of its cores that stand in a list as the system writes it (`0-3,8`), or over all if none does.
+    pub fn among(&self, list: &str) -> Self {
+        let number = |text: &str| text.trim().parse::<usize>().ok();
+        let range = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(number(first)?..=number(last)?)
+        };
+        let ranges: Vec<_> = list.split(',').filter_map(range).collect();
+        let near = self.cores.iter().copied().filter(|core| ranges.iter().any(|range| range.contains(core)));
+        match near.collect::<Vec<_>>() {
+            none if none.is_empty() => self.clone(),
+            cores => Pinning { cores },
+        }
+    }
+
     /// The consumer's core.
     pub fn consumer(&self) -> Option<usize> {
         self.cores.first().copied()
@@ -106,6 +121,15 @@ mod tests {
         assert_eq!(on(&[5]), (Some(5), [Some(5); 3]));
         assert_eq!(on(&[0, 1]), (Some(0), [Some(1); 3]));
         assert_eq!(on(&[2, 4, 6]), (Some(2), [Some(4), Some(6), Some(4)]));
+    }
+
+    #[test]
+    fn near_cores_are_chosen_if_there_are_any() {
+        let among = |list: &str| Pinning { cores: vec![1, 2, 9, 40] }.among(list).cores;
+        assert_eq!(among("0-3,9\n"), [1, 2, 9]);
+        assert_eq!(among("40"), [40]);
+        assert_eq!(among("64-127"), [1, 2, 9, 40]);
+        assert_eq!(among("nonsense"), [1, 2, 9, 40]);
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub struct Config {
     /// None if each test took its own.
     pub iterations: Option<u64>,
     pub warmup: u64,
+    /// At most.
     pub runs: u64,
     pub limit_s: f64,
     pub deadline_s: u64,
@@ -81,6 +82,8 @@ pub struct Row {
     /// The parameters in which the rows of a test differ.
     pub shape: BTreeMap<String, u64>,
     pub size_bytes: u64,
+    /// How often it was measured.
+    pub runs: u64,
     /// Counted iterations of all runs.
     pub iterations: u64,
     pub time_us: Option<Times>,
@@ -157,7 +160,7 @@ impl Report {
             config: Config {
                 iterations: args.iterations,
                 warmup: args.warmup,
-                runs: args.runs,
+                runs: args.most_runs,
                 limit_s: args.limit().as_secs_f64(),
                 deadline_s: args.deadline().as_secs(),
                 check: args.check(),
@@ -238,6 +241,7 @@ mod tests {
             subject: "fifo".into(),
             shape: BTreeMap::from([("producers".into(), 2)]),
             size_bytes: 16,
+            runs: 1,
             iterations: 10,
             time_us: Times::of(&mut [0.5, 1.5]),
             rate_mops: Some(Rate { push: spread(8.0), proc: spread(7.0) }),
@@ -287,6 +291,7 @@ mod tests {
             ("/layers/1/reason", Value::is_string),
             ("/results/0/shape/producers", Value::is_u64),
             ("/results/0/size_bytes", Value::is_u64),
+            ("/results/0/runs", Value::is_u64),
             ("/results/0/iterations", Value::is_u64),
             ("/results/0/time_us/min", Value::is_f64),
             ("/results/0/time_us/p50", Value::is_f64),

@@ -84,6 +84,7 @@ fn block(rows: &[Row], unit: TimeUnit) -> String {
         add(key, "", &|row| row.shape.get(key).map(u64::to_string));
     }
     add("size", "(B)", &|row| Some(row.size_bytes.to_string()));
+    add("runs", "", &|row| Some(row.runs.to_string()));
     add("iters", "", &|row| Some(row.iterations.to_string()));
     let (per_us, time_unit) = match unit {
         TimeUnit::Nanoseconds => (1000.0, "(ns)"),

@@ -6,7 +6,9 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn bench(line: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_portway-bench")).args(line.split_whitespace()).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_portway-bench"));
+    // A GPU would add rows.
+    command.env("CUDA_VISIBLE_DEVICES", "").args(line.split_whitespace()).output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -41,6 +43,23 @@ fn a_run_that_holds_exits_0_and_says_so_in_text_and_json() {
     for row in rows.iter().filter(|row| row["test"] == "throughput") {
         assert!(row["rate_mops"]["proc"]["median"].as_f64().unwrap() > 0.0, "{row}");
         assert!(row["reference"]["ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn the_engine_and_the_whole_stack_hold_too() {
+    for (line, rows) in [
+        ("proxy -n 300 -w 20 -N 2 -T 30 --producers 1,2 --channels 1,3 --drain 1,32", 8 + 1),
+        // A size that is no multiple of the one before is the last one all the same.
+        ("put -n 300 -w 20 -N 2 -T 30 -b 8 -e 3K -f 16", 4 + 4),
+    ] {
+        let output = bench(line);
+        let printed = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{printed}");
+        assert!(printed.contains("# wrong: 0 OK") && !printed.contains("FAILED"), "{printed}");
+        assert!(printed.contains("negative control"), "{printed}");
+        let data = printed.lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(data, rows, "{printed}");
     }
 }
 

@@ -22,7 +22,9 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
         (("push-pop", REFERENCE), Samples::default()),
         (("push-sync", NAME), Samples::default()),
     ];
-    for _ in 0..args.runs {
+    let mut runs = 0;
+    for _ in args.runs() {
+        runs += 1;
         for ((test, subject), (samples, wrong)) in &mut tests {
             let name = format!("fifo latency, {test} of {subject}");
             let refused = |source| Failure::Fifo { measurement: name.clone(), source };
@@ -43,6 +45,7 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
         subject: subject.into(),
         shape: [("slots".to_owned(), slots)].into(),
         size_bytes: 16,
+        runs,
         iterations: samples.len() as u64,
         time_us: Times::of(&mut samples),
         wrong: args.check().then_some(wrong),

@@ -30,7 +30,7 @@ pub struct Shape {
 pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     let plan = Plan::of(args, ITERATIONS);
     let mut found: BTreeMap<Shape, Vec<Pair>> = BTreeMap::new();
-    for _ in 0..args.runs {
+    for _ in args.runs() {
         let depth = &args.depth(DEPTH);
         for (&producers, &slots) in
             args.producers.iter().flat_map(|producers| depth.iter().map(move |slots| (producers, slots)))
@@ -69,6 +69,7 @@ fn row(&Shape { batch, drain, producers, slots }: &Shape, poll: u64, runs: &[Pai
         test: "throughput".into(),
         shape: shape.map(|(key, value)| (key.to_owned(), value)).into(),
         size_bytes,
+        runs: runs.len() as u64,
         iterations: runs.iter().map(|(ours, _)| ours.iterations).sum(),
         rate_mops: Some(rates),
         bandwidth_gb_per_s: Some(rates.proc.median * size_bytes as f64 / 1e3),

@@ -18,16 +18,19 @@ use crate::trial::{Phase, Trial};
 /// The row, with the samples of all runs.
 pub fn row(args: &Args, pinning: &Pinning) -> Result<Row, Failure> {
     let (mut samples, mut wrong) = Samples::default();
-    for _ in 0..args.runs {
+    let mut runs = 0;
+    for _ in args.runs() {
         let trial = Trial::new("proxy latency, push-flush", 2, args.deadline());
         let (new, mistakes) = push_flush(&Round::new(args, pinning, &trial), args)?;
         samples.extend(new);
         wrong += mistakes;
+        runs += 1;
     }
     Ok(Row {
         layer: NAME.into(),
         test: "push-flush".into(),
         size_bytes: 16,
+        runs,
         iterations: samples.len() as u64,
         time_us: Times::of(&mut samples),
         wrong: args.check().then_some(wrong),

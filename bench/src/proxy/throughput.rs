@@ -30,7 +30,7 @@ pub struct Shape {
 pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     let plan = Plan::of(args, ITERATIONS);
     let mut found: BTreeMap<Shape, Vec<Outcome>> = BTreeMap::new();
-    for _ in 0..args.runs {
+    for _ in args.runs() {
         for &producers in &args.producers {
             for &channels in &args.channels {
                 for drain in args.drain(&[1, 32]) {
@@ -54,6 +54,7 @@ fn row(&Shape { channels, drain, producers }: &Shape, poll: u64, runs: &[Outcome
         test: "throughput".into(),
         shape: shape.map(|(key, value)| (key.to_owned(), value)).into(),
         size_bytes: 16,
+        runs: runs.len() as u64,
         iterations: runs.iter().map(|run| run.iterations).sum(),
         rate_mops: rate::rates(runs, |run| *run),
         wrong: runs.iter().map(|run| run.wrong).sum(),

@@ -31,7 +31,7 @@ pub fn kernels() -> String {
 
 /// Measures, if there is a GPU.
 pub fn run(args: &Args, pinning: &Pinning, report: &mut Report) -> Result<(), Failure> {
-    gpu::with(NAME, report, |gpu, report| {
+    gpu::with(NAME, pinning, report, |gpu, pinning, report| {
         let module = &gpu.module("put.cu", &kernels()).map_err(|source| Failure::gpu("put.cu", source))?;
         let bench = Bench { gpu, module, args, pinning };
         report.note(
@@ -68,7 +68,7 @@ struct Bench<'a> {
 fn latency(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let sizes = bench.args.sizes();
     let mut found = vec![(Vec::new(), 0); sizes.len()];
-    for _ in 0..bench.args.runs {
+    for _ in 0..bench.args.most_runs {
         for (&size, (samples, wrong)) in sizes.iter().zip(&mut found) {
             let (new, mistakes) = round_trips(bench, size, None)?;
             samples.extend(new);
@@ -79,6 +79,7 @@ fn latency(bench: &Bench) -> Result<Vec<Row>, Failure> {
         layer: NAME.into(),
         test: "gpu-latency".into(),
         size_bytes,
+        runs: bench.args.most_runs,
         iterations: samples.len() as u64,
         time_us: Times::of(&mut samples),
         wrong: bench.args.check().then_some(wrong),
@@ -91,7 +92,7 @@ fn latency(bench: &Bench) -> Result<Vec<Row>, Failure> {
 fn throughput(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let sizes = bench.args.sizes();
     let mut found = vec![Vec::new(); sizes.len()];
-    for _ in 0..bench.args.runs {
+    for _ in 0..bench.args.most_runs {
         for (&size, runs) in sizes.iter().zip(&mut found) {
             runs.push(windows(bench, size)?);
         }
@@ -101,6 +102,7 @@ fn throughput(bench: &Bench) -> Result<Vec<Row>, Failure> {
         test: "gpu-throughput".into(),
         shape: [("window".to_owned(), window(size_bytes))].into(),
         size_bytes,
+        runs: runs.len() as u64,
         iterations: runs.iter().map(|run| run.iterations).sum(),
         rate_mops: rate::rates(&runs, |run| *run),
         bandwidth_gb_per_s: over(&runs, |run| run.proc_mops * size_bytes as f64 / 1e3)

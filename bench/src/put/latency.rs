@@ -29,7 +29,7 @@ struct Found {
 pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     let sizes = args.sizes();
     let mut found: Vec<Found> = sizes.iter().map(|_| Found::default()).collect();
-    for _ in 0..args.runs {
+    for _ in args.runs() {
         let theirs = reference::ping_pong(args, pinning)?;
         for (&size, found) in sizes.iter().zip(&mut found) {
             let (samples, wrong) = round_trips(args, size, None, pinning)?;
@@ -42,6 +42,7 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
         layer: NAME.into(),
         test: "latency".into(),
         size_bytes,
+        runs: runs.len() as u64,
         iterations: samples.len() as u64,
         time_us: Times::of(&mut samples),
         reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {

@@ -28,7 +28,7 @@ const WINDOW_BYTES: u64 = 4 << 20;
 pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     let sizes = args.sizes();
     let mut found: Vec<Vec<(Outcome, f64)>> = vec![Vec::new(); sizes.len()];
-    for _ in 0..args.runs {
+    for _ in args.runs() {
         for (&size, found) in sizes.iter().zip(&mut found) {
             found.push(measure(args, size, pinning)?);
         }
@@ -48,6 +48,7 @@ fn row(size_bytes: u64, runs: &[(Outcome, f64)]) -> Option<Row> {
         test: "throughput".into(),
         shape: [("window".to_owned(), window(size_bytes))].into(),
         size_bytes,
+        runs: runs.len() as u64,
         iterations: runs.iter().map(|(run, _)| run.iterations).sum(),
         rate_mops: rate::rates(runs, |(run, _)| *run),
         bandwidth_gb_per_s: over(runs, |(run, _)| gb_per_s(run)).map(|spread| spread.median),

@@ -22,7 +22,7 @@ const ITERATIONS: u64 = 10_000;
 pub fn row(bench: &Bench) -> Result<Row, Failure> {
     let slots = bench.args.depth(DEPTH).into_iter().max().unwrap_or(portway_fifo::MIN_SLOTS);
     let (mut samples, mut wrong, mut runs) = (Vec::new(), 0, Vec::new());
-    for _ in 0..bench.args.runs {
+    for _ in 0..bench.args.most_runs {
         let theirs = ping_pong(bench)?;
         let (ours, mistakes) = push_sync(bench, slots)?;
         runs.extend(median(&ours).zip(median(&theirs)).map(|(ours, theirs)| (ours.median, theirs.median)));
@@ -35,6 +35,7 @@ pub fn row(bench: &Bench) -> Result<Row, Failure> {
         subject: NAME.into(),
         shape: [("slots".to_owned(), slots)].into(),
         size_bytes: 16,
+        runs: runs.len() as u64,
         iterations: samples.len() as u64,
         time_us: Times::of(&mut samples),
         reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {

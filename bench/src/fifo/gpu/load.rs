@@ -23,7 +23,7 @@ pub fn rows(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let slots = args.depth(DEPTH).into_iter().max().unwrap_or(portway_fifo::MIN_SLOTS);
     let blocks = u64::from(bench.gpu.context.attributes().multiprocessors) * BLOCKS_OF_EACH;
     let mut found: Vec<(u64, Vec<Run>)> = args.rates_kops().into_iter().map(|kops| (kops, vec![])).collect();
-    for _ in 0..args.runs {
+    for _ in 0..args.most_runs {
         for (kops, runs) in &mut found {
             runs.push(offer(bench, *kops, blocks, slots)?);
         }
@@ -37,6 +37,7 @@ pub fn rows(bench: &Bench) -> Result<Vec<Row>, Failure> {
             test: "gpu-load".into(),
             shape: shape.map(|(key, value)| (key.to_owned(), value)).into(),
             size_bytes: 16,
+            runs: runs.len() as u64,
             iterations: samples.len() as u64,
             time_us: Times::of(&mut samples),
             // Every push is synced, so what was pushed was handed on.

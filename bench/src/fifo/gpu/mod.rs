@@ -22,7 +22,7 @@ const DEPTH: &[u64] = &[512, 2048];
 
 /// Measures, if there is a GPU.
 pub fn run(args: &Args, pinning: &Pinning, report: &mut Report) -> Result<(), Failure> {
-    gpu::with(NAME, report, |gpu, report| {
+    gpu::with(NAME, pinning, report, |gpu, pinning, report| {
         let module = gpu.module("fifo.cu", KERNELS).map_err(|source| Failure::gpu("fifo.cu", source))?;
         let step_ns = timer_step(gpu, args, &module)?;
         report.note(NAME, format!("gpu: its global timer steps by {step_ns} ns"));

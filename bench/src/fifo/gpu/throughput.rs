@@ -52,7 +52,7 @@ impl Shape {
 pub fn rows(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let args = bench.args;
     let mut found: BTreeMap<Shape, Vec<Outcome>> = BTreeMap::new();
-    for _ in 0..args.runs {
+    for _ in 0..args.most_runs {
         for slots in args.depth(DEPTH) {
             for (place, (blocks, threads, batch)) in LAUNCHES.into_iter().chain([BATCHED]).enumerate() {
                 for drain in args.drain(&[32]) {
@@ -76,6 +76,7 @@ fn row(shape: &Shape, runs: &[Outcome]) -> Row {
         subject: shape.form().1.into(),
         shape: keys.map(|(key, value)| (key.to_owned(), value)).into(),
         size_bytes: 16,
+        runs: runs.len() as u64,
         iterations: runs.iter().map(|run| run.iterations).sum(),
         rate_mops: rates,
         bandwidth_gb_per_s: rates.map(|rates| rates.proc.median * 16.0 / 1e3),
