@@ -234,6 +234,7 @@ impl Fifo {
     /// A push that waits for room has already taken its position, so it breaks the FIFO. Producers look at the abort
     /// word when they wait, and only then: pushes that find room succeed until one has to wait (one ring of them, if
     /// the consumer stops as well), and from then on every push returns [`Error::Aborted`] or [`Error::Broken`].
+    /// A kernel's push takes its position before it looks, so on a device each of them breaks the FIFO.
     /// [`Consumer::reset`] opens the FIFO again.
     pub fn abort(&self) {
         self.shared.abort();

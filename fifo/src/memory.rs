@@ -6,7 +6,9 @@
 //! 1. No `&T` or `&mut T` into it, except to atomics. The other side writes whenever it likes, and a plain reference
 //!    would let the compiler assume that it does not.
 //! 2. Every access is atomic ([`Words`], [`copy_bytes`], [`Region::read`], [`Region::write`]): a program whose
-//!    signals are wrong reads stale bytes, but it never has undefined behaviour.
+//!    signals are wrong reads stale or mixed bytes, as the processor
+//!    executes it. (Rust's memory model defines races of accesses of one size; that a byte may race with a word of 8 is
+//!    what the processors that we run on promise, not the language.)
 //! 3. Nothing read from it is trusted: it is checked before it becomes an index, a length or an address.
 
 use core::fmt;
@@ -320,8 +322,7 @@ impl core::ops::Deref for Words {
 /// Copies `len_bytes` bytes from `source` to `destination` with relaxed atomic accesses, eight bytes at a time where
 /// both are aligned alike.
 ///
-/// A copy that races with another access moves stale or mixed bytes; that is the program's mistake, and never
-/// undefined behaviour. Overlapping ranges are copied from low to high addresses.
+/// A copy that races with another access moves stale or mixed bytes; that is the program's mistake. Overlapping ranges are copied from low to high addresses.
 ///
 /// # Safety
 /// - The processor may load `len_bytes` bytes from `source` and store as many to `destination`.
@@ -401,28 +402,28 @@ pub(crate) unsafe fn store_bytes(base: *mut u8, from: &[u8]) {
 /// # Safety
 /// - The byte may be loaded, and is accessed atomically only.
 unsafe fn load_byte(from: *mut u8) -> u8 {
-    // SAFETY: as above; a byte is always aligned.
+    // SAFETY: as above; a byte is always aligned. A race with a word is what rule 2 of the module says.
     unsafe { AtomicU8::from_ptr(from) }.load(Ordering::Relaxed)
 }
 
 /// # Safety
 /// - The byte may be stored, and is accessed atomically only.
 unsafe fn store_byte(to: *mut u8, value: u8) {
-    // SAFETY: as above; a byte is always aligned.
+    // SAFETY: as above; a byte is always aligned. A race with a word is what rule 2 of the module says.
     unsafe { AtomicU8::from_ptr(to) }.store(value, Ordering::Relaxed);
 }
 
 /// # Safety
 /// - The word is aligned, may be loaded, and is accessed atomically only.
 unsafe fn load_word(from: *mut u8) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: as above. A race with a byte is what rule 2 of the module says.
     unsafe { core::sync::atomic::AtomicU64::from_ptr(from.cast()) }.load(Ordering::Relaxed)
 }
 
 /// # Safety
 /// - The word is aligned, may be stored, and is accessed atomically only.
 unsafe fn store_word(to: *mut u8, value: u64) {
-    // SAFETY: as above.
+    // SAFETY: as above. A race with a byte is what rule 2 of the module says.
     unsafe { core::sync::atomic::AtomicU64::from_ptr(to.cast()) }.store(value, Ordering::Relaxed);
 }
 

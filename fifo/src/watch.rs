@@ -120,14 +120,17 @@ impl Watch {
             }
             let gate = self.gate().load(GATE_LOAD);
             if gate != 0 || deadline.passed() {
-                // The copy is as old as the last election. One look at the word itself, after the gate: it has
-                // every value from before the stop.
+                // The copy is as old as the last election. The stop word first, then the word itself: it has every
+                // value from before the stop.
+                let stop = if gate == 0 { self.stop.0[self.stop.1].load(STOP_LOAD) } else { 0 };
                 let seen = self.value();
-                return match gate {
-                    _ if seen.reached(target) && !NO_LAST_LOOK => Ok(()),
-                    0 => Err(Unreached::TimedOut { seen }),
-                    _ => Err(Unreached::Stopped(gate)),
-                };
+                if seen.reached(target) && !NO_LAST_LOOK {
+                    return Ok(());
+                }
+                return Err(match if stop == 0 { gate } else { self.close(stop) } {
+                    0 => Unreached::TimedOut { seen },
+                    gate => Unreached::Stopped(gate),
+                });
             }
             pause.wait();
         }
@@ -141,8 +144,15 @@ impl Watch {
         let stop = self.stop.0[self.stop.1].load(STOP_LOAD);
         self.copy.0[self.copy.1 + watch::SEEN].store(self.value().0, SEEN_STORE);
         if stop != 0 {
-            // A gate that is not 0 stays: the first reason is the one reported.
-            let _ = self.gate().compare_exchange(0, stop, GATE_STORE, Ordering::Relaxed);
+            self.close(stop);
+        }
+    }
+
+    /// Carries a stop word over into the gate, and returns what the gate then holds: the first reason stays.
+    fn close(&self, stop: u64) -> u64 {
+        match self.gate().compare_exchange(0, stop, GATE_STORE, Ordering::Relaxed) {
+            Ok(_) => stop,
+            Err(first) => first,
         }
     }
 }

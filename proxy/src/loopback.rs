@@ -176,13 +176,19 @@ impl Transport for Loopback {
     }
 
     fn release(&self, memory: &LocalMemory) -> Result<(), TransportError> {
-        let registered = self.hub.registered("memory", memory.id)?;
         let mut memories = self.hub.memories.lock().unwrap_or_else(PoisonError::into_inner);
-        let ports = registered.bound.load(Ordering::Acquire);
-        if ports != 0 {
-            return Err(TransportError::Busy { address: registered.region.address(), ports });
+        let index = memory.id.index;
+        let slot = memories.get_mut(index as usize).filter(|_| memory.id.transport == self.hub.id);
+        let Some(slot @ Some(_)) = slot else {
+            return Err(TransportError::Unknown { what: "memory", index });
+        };
+        if let Some(registered) = slot {
+            let ports = registered.bound.load(Ordering::Acquire);
+            if ports != 0 {
+                return Err(TransportError::Busy { address: registered.region.address(), ports });
+            }
         }
-        memories[memory.id.index as usize] = None;
+        *slot = None;
         Ok(())
     }
 

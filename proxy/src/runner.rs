@@ -52,7 +52,7 @@ pub struct Report {
     /// Every trigger that was pushed was taken, and no op is under way, not even one of a channel that ended before.
     pub drained: bool,
     /// Ops that had been taken and were not complete. Those of their puts that the port had accepted have unknown
-    /// outcome.
+    /// outcome. 0, and not known, if the engine's thread is among the quarantined.
     pub cancelled: u64,
     /// All ports are quiesced: what they had bound can be released.
     pub quiesced: bool,
@@ -219,7 +219,8 @@ impl Proxy {
         self.call(move |engine| engine.close_port(port))?
     }
 
-    /// Opens an aborted or broken FIFO again. See [`Engine::reset_fifo`].
+    /// Opens an aborted or broken FIFO again. See [`Engine::reset_fifo`]. On the caller's thread it reads and writes the
+    /// FIFO's device memory, which takes as long as the memory's platform lets it.
     ///
     /// # Errors
     /// As [`add_port`](Self::add_port); [`Error::InUse`] while another thread resets it.

@@ -163,6 +163,8 @@ impl Engine {
         let error = panicked("the engine", payload);
         (0..self.backend.ports.len()).for_each(|port| self.backend.fail_port(port, error.clone()));
         self.shared.end_all();
+        // What it stumbled over is still there.
+        self.fifos.iter_mut().for_each(|fifo| fifo.closed = true);
     }
 
     fn show_counts(&mut self) {
