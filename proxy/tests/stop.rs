@@ -101,9 +101,9 @@ fn wait_in_four_ways(fifo: &Fifo, channel: &PortChannel, each: usize) -> Receive
     returns
 }
 
-/// The time from `from` to the last return of `count` waiters. None may have succeeded, nor run out of its own time.
-fn last_return(returns: &Receiver<Returned>, count: usize, from: Instant) -> Duration {
-    let mut last = Duration::ZERO;
+/// When the last of `count` waiters returned. None may have succeeded, nor run out of its own time.
+fn last_return(returns: &Receiver<Returned>, count: usize) -> Instant {
+    let mut last = Instant::now();
     for n in 0..count {
         let (what, at, result) = match returns.recv_timeout(LIMIT / 2) {
             Ok(returned) => returned,
@@ -117,7 +117,7 @@ fn last_return(returns: &Receiver<Returned>, count: usize, from: Instant) -> Dur
             _ => false,
         };
         assert!(is_told, "{what}: {error:?}");
-        last = last.max(at.saturating_duration_since(from));
+        last = if n == 0 { at } else { last.max(at) };
     }
     last
 }
@@ -165,7 +165,6 @@ fn measure(end: End, each: usize) -> Duration {
         port.script().poll = Act::Stay(gate.clone());
         until(LIMIT, "the engine's thread in the port", || gate.inside() == 1, || gate.inside());
     }
-    let from = Instant::now();
     let (drain, how) = match end {
         End::Drain | End::DrainStuck => (DRAIN, Stop::Drain { within: DRAIN }),
         _ => (Duration::ZERO, Stop::Cancel),
@@ -173,23 +172,28 @@ fn measure(end: End, each: usize) -> Duration {
     // Not on this thread, which sees the waiters come back.
     let ending = {
         let fifo = fifo.clone();
-        std::thread::spawn(move || match end {
-            End::Abort => {
-                fifo.abort();
-                // It is stopped once the waiters have been seen to return.
-                (None, Some(proxy))
-            }
-            End::DropProxy | End::DropStuck => {
-                drop(proxy);
-                (None, None)
-            }
-            _ => (Some(proxy.stop(how)), None),
+        std::thread::spawn(move || {
+            let from = Instant::now();
+            let (report, aborted) = match end {
+                End::Abort => {
+                    fifo.abort();
+                    // It is stopped once the waiters have been seen to return.
+                    (None, Some(proxy))
+                }
+                End::DropProxy | End::DropStuck => {
+                    drop(proxy);
+                    (None, None)
+                }
+                _ => (Some(proxy.stop(how)), None),
+            };
+            let took = from.elapsed();
+            assert!(took < drain + STOP_GRACE + Duration::from_secs(3), "{end:?} took {took:?}");
+            (from, report, aborted)
         })
     };
-    let latency = last_return(&returns, 4 * each, from + drain);
-    let (report, aborted) = ending.join().unwrap();
-    let took = from.elapsed();
-    assert!(took < drain + STOP_GRACE + Duration::from_secs(3), "{end:?} took {took:?}");
+    let last = last_return(&returns, 4 * each);
+    let (from, report, aborted) = ending.join().unwrap();
+    let latency = last.saturating_duration_since(from + drain);
     drop(aborted);
     if let Some(report) = report {
         assert_eq!(report.quarantined, if is_stuck { vec!["portway-proxy"] } else { vec![] });
@@ -222,9 +226,9 @@ fn measure_without_proxy(mut engine: Engine, fifo: &Fifo, channel: &PortChannel,
     let returns = wait_in_four_ways(fifo, channel, each);
     let from = Instant::now();
     is_over.store(true, Ordering::Release);
-    let latency = last_return(&returns, 4 * each, from);
+    let last = last_return(&returns, 4 * each);
     stepping.join().unwrap();
-    latency
+    last.saturating_duration_since(from)
 }
 
 /// The shortest of up to `tries` measurements, or the first one that is short enough: on a machine that does other
