@@ -1,5 +1,6 @@
 //! [`Consumer`]: the host's end.
 
+use core::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Error;
@@ -58,16 +59,37 @@ impl Consumer {
     /// Takes what is there, at most `max` triggers, hands each one on with its position, and publishes once.
     #[inline]
     pub fn drain(&mut self, max: usize, mut each: impl FnMut(Position, Trigger)) -> usize {
+        let taken = self.take(max, |position, trigger| {
+            each(position, trigger);
+            ControlFlow::Continue(())
+        });
+        self.publish();
+        taken
+    }
+
+    /// Hands what is there to `each`, at most `max` triggers, until it breaks off: with true if it has taken that trigger
+    /// too, with false if the trigger is to stay. Returns how many were taken; publishes nothing.
+    #[inline]
+    pub fn take(
+        &mut self,
+        max: usize,
+        mut each: impl FnMut(Position, Trigger) -> ControlFlow<bool>,
+    ) -> usize {
         // Held here: after an acquiring load the compiler would fetch them anew.
         let (host, ring): (&[AtomicU64], _) = (&self.shared.host, self.shared.ring);
         let mut taken = 0;
         while taken < max {
             let Some(trigger) = look(host, ring, self.next) else { break };
-            each(self.next, trigger);
+            let flow = each(self.next, trigger);
+            if flow == ControlFlow::Break(false) {
+                break;
+            }
             self.next = self.next.plus(1);
             taken += 1;
+            if flow.is_break() {
+                break;
+            }
         }
-        self.publish();
         taken
     }
 

@@ -135,10 +135,15 @@ impl Request {
         }
     }
 
-    /// Whether this is a put, with or without more, that has no [`fault`](Self::fault).
+    /// Whether this, taken from a trigger, is a put, with or without more, that has no [`fault`](Self::fault).
     #[inline]
     pub(crate) fn is_sound_put(self, lens: (u64, u64)) -> bool {
-        self.op.has(OpSet::PUT) && self.size != 0 && self.is_inside(lens)
+        let size = u64::from(self.size);
+        // In what a trigger says both ends stay below 2^41.
+        self.op.has(OpSet::PUT)
+            && size != 0
+            && self.source_offset_bytes.wrapping_add(size) <= lens.0
+            && self.destination_offset_bytes.wrapping_add(size) <= lens.1
     }
 
     /// Whether both ranges end within these lengths.

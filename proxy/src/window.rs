@@ -9,7 +9,7 @@ use crate::transport::{Lane, Op};
 pub(crate) struct Entry {
     /// Where its trigger stands in the FIFO.
     pub(crate) position: Position,
-    /// When the engine took it, in nanoseconds of the engine's time; [`DONE`] once it is complete.
+    /// When the engine took it, in nanoseconds of the engine's time, which stays below [`DONE`]; that once it is complete.
     pub(crate) taken_at_ns: u64,
 }
 
@@ -136,7 +136,7 @@ impl Window {
     #[inline]
     fn take(&mut self, position: Position, now_ns: u64) {
         let index = self.index(self.taken);
-        self.entries[index] = Entry { position, taken_at_ns: now_ns.min(DONE - 1) };
+        self.entries[index] = Entry { position, taken_at_ns: now_ns };
         self.taken = self.taken.wrapping_add(1);
     }
 

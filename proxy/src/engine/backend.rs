@@ -1,5 +1,6 @@
 //! [`Backend`]: what ops go through after their FIFO: channels and ports.
 
+use core::ops::ControlFlow;
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,6 +48,18 @@ pub(super) struct ChannelState {
     pub(super) moved: bool,
 }
 
+/// How a run of triggers of one channel ended.
+enum Run {
+    /// There are no more.
+    Over,
+    /// With one that is not like most, and has not been taken.
+    Other { position: Position, trigger: Trigger },
+    /// With one that the port has no room for.
+    Refused { position: Position, op: Op },
+    /// With one at which the port failed.
+    Failed(Box<TransportError>),
+}
+
 /// Completions taken from a port at a time.
 const POLL_BATCH: usize = 64;
 
@@ -78,34 +91,51 @@ impl Backend {
     ) -> bool {
         let channel = &mut self.channels[index as usize];
         let port = &mut self.ports[channel.port as usize];
-        while consumer.position() != end {
-            let position = consumer.position();
-            let Some(trigger) = consumer.peek() else { break };
-            let request = Request::decode(trigger);
-            if request.channel != channel.number {
-                break;
-            }
-            // Most are like this; the rest is kept out of their way.
-            if !channel.window.is_clear() || !request.is_sound_put(channel.lens()) {
-                let taken = self.take(index, position, trigger, now_ns);
-                if taken {
-                    consumer.advance();
+        let max = end.since(consumer.position()) as usize;
+        let (mut run, mut accepted) = (Run::Over, 0);
+        // One guard for all of them, since a guard costs as much as an op.
+        let guarded = port.call(|port| {
+            consumer.take(max, |position, trigger| {
+                let request = Request::decode(trigger);
+                if request.channel != channel.number {
+                    return ControlFlow::Break(false);
                 }
-                return taken;
-            }
-            consumer.advance();
-            let op = channel.op(request);
-            match port.submit(&op) {
-                Ok(Submit::Accepted) => channel.window.take_sent(position, now_ns),
-                Ok(Submit::Full) => {
-                    self.take_refused(index, position, op, now_ns);
-                    break;
+                // Most are like this; the rest is kept out of their way.
+                if !channel.window.is_clear() || !request.is_sound_put(channel.lens()) {
+                    run = Run::Other { position, trigger };
+                    return ControlFlow::Break(false);
                 }
-                Err(error) => {
-                    self.take_failed(index, *error);
-                    break;
+                let op = channel.put_op(request);
+                match port.submit(&op) {
+                    Ok(Submit::Accepted) => {
+                        channel.window.take_sent(position, now_ns);
+                        accepted += 1;
+                        return ControlFlow::Continue(());
+                    }
+                    Ok(Submit::Full) => run = Run::Refused { position, op },
+                    Err(error) => run = Run::Failed(Box::new(error)),
                 }
+                ControlFlow::Break(true)
+            });
+            Ok(())
+        });
+        port.accepted(accepted);
+        if let Err(error) = guarded {
+            // A panic. The trigger is still there, and is thrown away with its channel's others.
+            let port = channel.port as usize;
+            self.fail_port(port, *error);
+            return true;
+        }
+        match run {
+            Run::Over => {}
+            Run::Other { position, trigger } => {
+                if !self.take(index, position, trigger, now_ns) {
+                    return false;
+                }
+                consumer.advance();
             }
+            Run::Refused { position, op } => self.take_refused(index, position, op, now_ns),
+            Run::Failed(error) => self.take_failed(index, *error),
         }
         true
     }
@@ -355,22 +385,30 @@ impl ChannelState {
     /// The op that a request asks for, and the channel's next numbers.
     #[inline]
     fn op(&mut self, request: Request) -> Op {
-        let put = request.op.has(OpSet::PUT);
-        let signal = request.op.has(OpSet::SIGNAL).then(|| {
-            let n = if put { 1 } else { u64::from(request.size) };
-            self.signal_value = self.signal_value.wrapping_add(n);
-            self.signal_value
-        });
-        Op {
-            lane: self.lane,
-            sequence: self.window.next_sequence(),
-            put: put.then_some(Put {
-                source_offset_bytes: request.source_offset_bytes,
-                destination_offset_bytes: request.destination_offset_bytes,
-                len_bytes: u64::from(request.size),
-            }),
-            signal,
-            flush: request.op.has(OpSet::FLUSH),
+        if request.op.has(OpSet::PUT) {
+            return self.put_op(request);
         }
+        let signal = request.op.has(OpSet::SIGNAL).then(|| self.next_signal(u64::from(request.size)));
+        let (lane, sequence) = (self.lane, self.window.next_sequence());
+        Op { lane, sequence, put: None, signal, flush: request.op.has(OpSet::FLUSH) }
+    }
+
+    /// The same of a request with a put.
+    #[inline]
+    fn put_op(&mut self, request: Request) -> Op {
+        let signal = request.op.has(OpSet::SIGNAL).then(|| self.next_signal(1));
+        let put = Put {
+            source_offset_bytes: request.source_offset_bytes,
+            destination_offset_bytes: request.destination_offset_bytes,
+            len_bytes: u64::from(request.size),
+        };
+        let (lane, sequence) = (self.lane, self.window.next_sequence());
+        Op { lane, sequence, put: Some(put), signal, flush: request.op.has(OpSet::FLUSH) }
+    }
+
+    #[inline]
+    fn next_signal(&mut self, n: u64) -> u64 {
+        self.signal_value = self.signal_value.wrapping_add(n);
+        self.signal_value
     }
 }

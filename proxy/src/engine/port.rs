@@ -59,11 +59,15 @@ impl PortState {
     #[inline]
     pub(super) fn submit(&mut self, op: &Op) -> Result<Submit, Box<TransportError>> {
         let answer = self.call(|port| port.submit(op));
-        if let Ok(Submit::Accepted) = answer {
-            self.touched = true;
-            self.under_way += 1;
-        }
+        self.accepted(u64::from(matches!(answer, Ok(Submit::Accepted))));
         answer
+    }
+
+    /// Counts ops that the port has accepted.
+    #[inline]
+    pub(super) fn accepted(&mut self, ops: u64) {
+        self.touched |= ops != 0;
+        self.under_way += ops;
     }
 
     /// Kicks the port if it was submitted to.

@@ -37,7 +37,7 @@ impl Engine {
     /// frontiers of the channels, and publishes each FIFO's tail at most once. A panic in a port ends that port's
     /// channels and nothing else.
     pub fn step(&mut self, now: Duration) -> Step {
-        let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).min(u64::MAX - 1);
         let before = self.backend.counts;
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.work(now_ns))) {
             self.fail(payload);
