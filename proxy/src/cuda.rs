@@ -52,7 +52,7 @@ impl CudaFlushStream {
 }
 
 impl FlushStream for CudaFlushStream {
-    fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
+    unsafe fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
         // SAFETY: the flusher passes the replica of a FIFO that it keeps alive, an aligned word of its device memory
         // that is accessed atomically only. Memory of a context stays mapped until the device has finished with it.
         Ok(unsafe { self.stream.write_value(address, value) }?)

@@ -18,7 +18,10 @@ use crate::thread::{Idle, Worker};
 /// A call may block for as long as it likes, for ever too: that is why the flusher has a thread of its own.
 pub trait FlushStream: Debug + Send {
     /// Writes `value` to the device word at `address`, after all earlier writes.
-    fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError>;
+    ///
+    /// # Safety
+    /// - The word is aligned, and stays writable until the stream has written it.
+    unsafe fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError>;
 }
 
 #[derive(Debug, Default)]
@@ -106,7 +109,11 @@ fn flush(fifos: &[Fifo], mut stream: Box<dyn FlushStream>, shared: &Shared, star
                 continue;
             }
             shared.entered_ns.store(start.elapsed().as_nanos() as u64 + 1, Ordering::Release);
-            let write = AssertUnwindSafe(|| stream.write(fifo.handle().flushed, tail.0));
+            let write = AssertUnwindSafe(|| {
+                // SAFETY: the word is the replica in the FIFO's device memory, which `fifo` keeps, and it is left to this
+                // thread, with the stream, if a write does not return.
+                unsafe { stream.write(fifo.handle().flushed, tail.0) }
+            });
             let result = catch_unwind(write);
             shared.entered_ns.store(0, Ordering::Release);
             let Ok(result) = result else {

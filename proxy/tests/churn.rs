@@ -40,7 +40,7 @@ static ALLOCATOR: Counting = Counting;
 struct NoStream;
 
 impl FlushStream for NoStream {
-    fn write(&mut self, _: u64, _: u64) -> Result<(), TransportError> {
+    unsafe fn write(&mut self, _: u64, _: u64) -> Result<(), TransportError> {
         Ok(())
     }
 }

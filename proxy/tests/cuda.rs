@@ -302,9 +302,11 @@ fn one_status(function: &str, status: i32) {
     let Rig { standin, context, engine, mut ways, .. } = rig();
     let mut stream = CudaFlushStream::new(&context).unwrap();
     let target = context.device_memory(8).unwrap();
-    stream.write(target.address(), 5).unwrap();
+    // SAFETY: the word lies in `target`.
+    unsafe { stream.write(target.address(), 5) }.unwrap();
     standin.fail(function, 1, status);
-    match stream.write(target.address(), 6) {
+    // SAFETY: as above.
+    match unsafe { stream.write(target.address(), 6) } {
         Err(TransportError::Memory(FifoError::Driver { call, status: seen, name })) => {
             assert_eq!((call, seen, name.as_str()), (function, status, "unknown"));
         }

@@ -383,7 +383,7 @@ impl Launches {
 struct Unprimed(Stream);
 
 impl FlushStream for Unprimed {
-    fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
+    unsafe fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
         // SAFETY: the tests and the flusher pass words of device memory that they keep alive, accessed atomically only.
         Ok(unsafe { self.0.write_value(address, value) }?)
     }
@@ -413,7 +413,8 @@ fn write_200(device: &Device, mut stream: Box<dyn FlushStream>, timeout: Duratio
         let (returned, address) = (returned.clone(), word.address());
         std::thread::spawn(move || {
             for value in 1..=200 {
-                stream.write(address, value).unwrap();
+                // SAFETY: the word lies in memory that outlives the stream's work.
+                unsafe { stream.write(address, value) }.unwrap();
                 returned.fetch_add(1, Ordering::Relaxed);
             }
         })

@@ -132,7 +132,7 @@ impl Drop for Device {
 struct QueuedStream(Driver);
 
 impl FlushStream for QueuedStream {
-    fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
+    unsafe fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
         self.0.launch(move || store(address, value));
         Ok(())
     }
@@ -207,7 +207,8 @@ fn flushed_by_the_proxy_thread_a_full_launch_queue_stops_the_program() {
                     steps.fetch_add(1, Ordering::Relaxed);
                     if fifo.tail() != flushed {
                         flushed = fifo.tail();
-                        stream.write(fifo.handle().flushed, flushed.0).unwrap();
+                        // SAFETY: the word lies in the FIFO's memory, which is held here.
+                        unsafe { stream.write(fifo.handle().flushed, flushed.0) }.unwrap();
                     }
                     std::thread::yield_now();
                 }
@@ -271,7 +272,7 @@ struct StuckStream {
 }
 
 impl FlushStream for StuckStream {
-    fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
+    unsafe fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
         self.gate.pass();
         store(address, value);
         Ok(())
@@ -333,7 +334,7 @@ struct OddStream {
 }
 
 impl FlushStream for OddStream {
-    fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
+    unsafe fn write(&mut self, address: u64, value: u64) -> Result<(), TransportError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         (self.answer)()?;
         store(address, value);
