@@ -59,9 +59,10 @@ pub struct Outcome {
     pub wrong: Option<u64>,
 }
 
-/// The medians over runs, or over what `pick` finds in them.
+/// The medians over runs, or over what `pick` finds in them. A run in which there was nothing to divide by, on a machine
+/// that was away all the time, has no say.
 pub fn over<T>(runs: &[T], pick: impl Fn(&T) -> f64) -> Option<Spread> {
-    median(&runs.iter().map(pick).collect::<Vec<_>>())
+    median(&runs.iter().map(pick).filter(|value| value.is_finite()).collect::<Vec<_>>())
 }
 
 /// The rates over runs.
