@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.."
 
 # At most so many instructions a trigger:
 #   fifo    pop and publish
-#   proxy   from the pop to the port's submit, and the note of the op after it. By callgrind's lines some 23 of them come
-#           after the call of submit, so that fewer than 100 come before it
+#   proxy   from the pop to the port's submit, and the note of the op after it. The loop of the engine has 104 instructions
+#           a put with a signal: 76 up to and with the call of submit, 28 after it
 # And without a limit:
 #   step    a whole step of the engine, with the completion and the frontier
 # What the port itself executes is counted apart and taken off.
