@@ -1,9 +1,21 @@
 //! How the processes of a clique exchange small messages before there is a communicator: [`Rendezvous`].
 
+mod board;
+mod in_process;
+
 use core::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::CliqueError;
+
+pub use in_process::{Hub, InProcess};
+
+/// The most participants of a rendezvous.
+pub const MAX_PARTICIPANTS: u32 = 1 << 16;
+/// The longest message of one participant in one round, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
+/// The longest name of a clique or phase, in bytes.
+pub const MAX_NAME_BYTES: usize = 256;
 
 /// Names one exchange by its content, so that a late message of an earlier attempt cannot be taken for one of this.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +45,14 @@ pub struct Gathered(pub Vec<Option<Post>>);
 ///
 /// Posting never waits for another participant. Gathering waits, with a limit, and holds no lock meanwhile that a post or
 /// another gather needs, so a failure that is posted reaches everybody who gathers at once.
+///
+/// # How long a round is kept
+///
+/// Until everybody has posted and gathered it, with a gather that ended complete or with a failure. So every participant
+/// does both in every round; a gather that ended with gaps may be repeated, one that ended otherwise may not. What failed
+/// attempts leave behind is freed when somebody posts in a later attempt of the same clique: who still waits in a round of
+/// an earlier one in which somebody is missing gets an error that names the one who went on. More than 1,024 rounds that
+/// nobody ends are an error.
 pub trait Rendezvous: Debug + Send + Sync {
     /// Which participant this process is, counted from 0.
     fn participant(&self) -> u32;
@@ -52,4 +72,31 @@ pub trait Rendezvous: Debug + Send + Sync {
     /// # Errors
     /// Whatever keeps messages from being carried. That somebody is missing is no error here: the caller sees the gaps.
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError>;
+}
+
+/// Refuses what no rendezvous carries.
+fn check_message(round: &Round, post: &Post) -> Result<(), CliqueError> {
+    let too_long = |what: String, most: usize, seen: usize| CliqueError::Config {
+        what,
+        expected: format!("at most {most} bytes"),
+        seen: format!("{seen} bytes"),
+    };
+    for (what, name) in [("the clique's name", round.clique.as_str()), ("the phase's name", round.phase)] {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(too_long(what.to_owned(), MAX_NAME_BYTES, name.len()));
+        }
+    }
+    let (Post::Ok(bytes) | Post::Failed(bytes)) = post;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        let what = format!("a message of phase {:?} of clique {:?}", round.phase, round.clique);
+        return Err(too_long(what, MAX_MESSAGE_BYTES, bytes.len()));
+    }
+    Ok(())
+}
+
+/// The moment at which a limit is over; one that no clock can hold is a year.
+fn end_of(within: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    let now = Instant::now();
+    now + within.min(YEAR)
 }

@@ -1,0 +1,307 @@
+//! [`Board`]: what was said in which round, apart from how it got here. No threads, no clock.
+
+use core::fmt;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use crate::CliqueError;
+use crate::rendezvous::{Post, Round};
+
+/// The most rounds that are open at once. Whoever reaches it leaves rounds behind that nobody ends.
+pub(crate) const MAX_OPEN_ROUNDS: usize = 1024;
+/// How many rounds that are over are remembered, so that using one again is an error and not a wait.
+const MAX_REMEMBERED: usize = 1024;
+
+/// A [`Round`] that may come from elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) clique: String,
+    pub(crate) attempt: u64,
+    pub(crate) phase: String,
+}
+
+impl From<&Round> for Key {
+    fn from(round: &Round) -> Self {
+        Key { clique: round.clique.clone(), attempt: round.attempt, phase: round.phase.to_owned() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "round {:?} of attempt {} of clique {:?}", self.phase, self.attempt, self.clique)
+    }
+}
+
+/// Why a round takes no more messages.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Gathered,
+    /// A participant has begun a later attempt of the same clique.
+    Superseded {
+        by: u32,
+        attempt: u64,
+    },
+}
+
+#[derive(Debug)]
+struct Open {
+    said: Arc<Vec<Option<Post>>>,
+    missing: u32,
+    failed: bool,
+    /// Who posted first: it is named when this attempt ends an earlier one.
+    first: u32,
+    gathered: Vec<bool>,
+    not_gathered: u32,
+}
+
+/// The rounds of all cliques among the same participants.
+///
+/// A round ends, and its memory is freed, when everybody has posted and gathered it. A post in a later attempt of a
+/// clique ends the earlier attempts: at once the rounds in which somebody is missing, and those that are complete when
+/// they are two attempts old. So a slow participant of a complete round still gets it, and a failed one leaves nothing.
+#[derive(Debug)]
+pub(crate) struct Board {
+    participants: u32,
+    open: HashMap<Key, Open>,
+    over: VecDeque<(Key, End)>,
+}
+
+impl Board {
+    pub(crate) fn new(participants: u32) -> Self {
+        Board { participants, open: HashMap::new(), over: VecDeque::new() }
+    }
+
+    /// Takes a message. Returns whether a gather of this or an earlier round may end now.
+    pub(crate) fn post(&mut self, participant: u32, key: &Key, post: Post) -> Result<bool, CliqueError> {
+        let mut ended = false;
+        if !self.open.contains_key(key) {
+            self.check_not_over(key)?;
+            ended = self.begin(participant, key)?;
+        }
+        let (participants, failing) = (self.participants, matches!(post, Post::Failed(_)));
+        let open = self.open.get_mut(key).ok_or_else(|| unexpected(key))?;
+        let place = Arc::make_mut(&mut open.said).get_mut(participant as usize);
+        let place = place.ok_or_else(|| out_of_range(participant, participants))?;
+        if place.is_some() {
+            return Err(CliqueError::Config {
+                what: format!("{key}, participant {participant}"),
+                expected: "one post".to_owned(),
+                seen: "a second one".to_owned(),
+            });
+        }
+        *place = Some(post);
+        open.missing -= 1;
+        open.failed |= failing;
+        Ok(ended || open.missing == 0 || failing)
+    }
+
+    /// What this participant's gather returns now; `None` if it has to wait. With `over` it does not wait any more.
+    pub(crate) fn gather(
+        &mut self,
+        participant: u32,
+        key: &Key,
+        over: bool,
+    ) -> Result<Option<Arc<Vec<Option<Post>>>>, CliqueError> {
+        let participants = self.participants;
+        let Some(open) = self.open.get_mut(key) else {
+            self.check_not_over(key)?;
+            return Ok(over.then(|| Arc::new(vec![None; participants as usize])));
+        };
+        let gathered = open.gathered.get_mut(participant as usize);
+        let gathered = gathered.ok_or_else(|| out_of_range(participant, participants))?;
+        if *gathered {
+            return Err(CliqueError::Config {
+                what: format!("{key}, participant {participant}"),
+                expected: "one gather that ends complete or with a failure".to_owned(),
+                seen: "another one".to_owned(),
+            });
+        }
+        if open.missing > 0 && !open.failed {
+            return Ok(over.then(|| open.said.clone()));
+        }
+        let said = open.said.clone();
+        *gathered = true;
+        open.not_gathered -= 1;
+        if open.not_gathered == 0 && open.missing == 0 {
+            self.end(key, End::Gathered);
+        }
+        Ok(Some(said))
+    }
+
+    /// How many rounds are open.
+    pub(crate) fn open_rounds(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Opens a round; returns whether that ended others.
+    fn begin(&mut self, participant: u32, key: &Key) -> Result<bool, CliqueError> {
+        if participant >= self.participants {
+            return Err(out_of_range(participant, self.participants));
+        }
+        let superseded: Vec<Key> = self
+            .open
+            .iter()
+            .filter(|(old, open)| {
+                old.clique == key.clique && old.attempt < key.attempt && {
+                    open.missing > 0 || key.attempt - old.attempt >= 2
+                }
+            })
+            .map(|(old, _)| old.clone())
+            .collect();
+        for old in &superseded {
+            self.end(old, End::Superseded { by: participant, attempt: key.attempt });
+        }
+        if self.open.len() >= MAX_OPEN_ROUNDS {
+            return Err(CliqueError::Config {
+                what: format!("open rounds, with {key}"),
+                expected: format!("at most {MAX_OPEN_ROUNDS}"),
+                seen: (self.open.len() + 1).to_string(),
+            });
+        }
+        let count = self.participants as usize;
+        let open = Open {
+            said: Arc::new(vec![None; count]),
+            missing: self.participants,
+            failed: false,
+            first: participant,
+            gathered: vec![false; count],
+            not_gathered: self.participants,
+        };
+        self.open.insert(key.clone(), open);
+        Ok(!superseded.is_empty())
+    }
+
+    fn end(&mut self, key: &Key, end: End) {
+        self.open.remove(key);
+        if self.over.len() == MAX_REMEMBERED {
+            self.over.pop_front();
+        }
+        self.over.push_back((key.clone(), end));
+    }
+
+    /// For a round that is not open: an error if it has been, or cannot be any more.
+    fn check_not_over(&self, key: &Key) -> Result<(), CliqueError> {
+        let later =
+            self.open.iter().find(|(other, _)| other.clique == key.clique && other.attempt > key.attempt);
+        let later = later.map(|(other, open)| End::Superseded { by: open.first, attempt: other.attempt });
+        let end = self.over.iter().rev().find(|(old, _)| old == key).map(|(_, end)| *end).or(later);
+        let seen = match end {
+            None => return Ok(()),
+            Some(End::Gathered) => "everybody has posted and gathered it already".to_owned(),
+            Some(End::Superseded { by, attempt }) => format!("participant {by} has begun attempt {attempt}"),
+        };
+        Err(CliqueError::Config {
+            what: key.to_string(),
+            expected: "a round that is not over".to_owned(),
+            seen,
+        })
+    }
+}
+
+pub(crate) fn out_of_range(participant: u32, participants: u32) -> CliqueError {
+    CliqueError::Config {
+        what: "participant".to_owned(),
+        expected: format!("below {participants}"),
+        seen: participant.to_string(),
+    }
+}
+
+fn unexpected(key: &Key) -> CliqueError {
+    CliqueError::Config { what: key.to_string(), expected: "open".to_owned(), seen: "not open".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(attempt: u64, phase: &str) -> Key {
+        Key { clique: "c".to_owned(), attempt, phase: phase.to_owned() }
+    }
+
+    fn ok(byte: u8) -> Post {
+        Post::Ok(vec![byte])
+    }
+
+    #[test]
+    fn a_round_that_everybody_has_gathered_is_forgotten() {
+        let mut board = Board::new(2);
+        for attempt in 0..10_000 {
+            let key = key(attempt, "a");
+            assert!(!board.post(0, &key, ok(0)).unwrap());
+            assert!(board.gather(0, &key, false).unwrap().is_none());
+            assert!(board.post(1, &key, ok(1)).unwrap());
+            for participant in 0..2 {
+                assert_eq!(board.open_rounds(), 1);
+                let said = board.gather(participant, &key, false).unwrap().unwrap();
+                assert_eq!(*said, [Some(ok(0)), Some(ok(1))]);
+            }
+            assert_eq!(board.open_rounds(), 0);
+        }
+        assert_eq!(board.over.len(), MAX_REMEMBERED);
+        let again = board.post(0, &key(9_999, "a"), ok(0)).unwrap_err().to_string();
+        assert!(again.contains("everybody has posted and gathered it already"), "{again}");
+        let again = board.gather(0, &key(9_999, "a"), false).unwrap_err().to_string();
+        assert!(again.contains("everybody has posted and gathered it already"), "{again}");
+    }
+
+    #[test]
+    fn a_later_attempt_ends_what_is_incomplete_and_keeps_what_is_complete() {
+        let mut board = Board::new(2);
+        board.post(0, &key(1, "a"), ok(0)).unwrap();
+        board.post(1, &key(1, "a"), ok(1)).unwrap();
+        board.post(0, &key(1, "b"), ok(0)).unwrap();
+        assert!(board.post(0, &key(2, "a"), ok(0)).unwrap(), "who waits for b has to be woken");
+        assert!(board.gather(1, &key(1, "a"), false).unwrap().is_some());
+        for error in [
+            board.gather(1, &key(1, "b"), false).unwrap_err(),
+            board.post(1, &key(1, "b"), ok(1)).unwrap_err(),
+            board.post(1, &key(1, "never opened"), ok(1)).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("participant 0 has begun attempt 2"), "{error}");
+        }
+        assert!(board.post(0, &key(3, "a"), ok(0)).unwrap());
+        let error = board.gather(0, &key(1, "a"), false).unwrap_err().to_string();
+        assert!(error.contains("participant 0 has begun attempt 3"), "{error}");
+        assert_eq!(board.open_rounds(), 1);
+    }
+
+    #[test]
+    fn a_failure_ends_the_wait_and_the_round_stays_for_the_rest() {
+        let mut board = Board::new(3);
+        board.post(0, &key(0, "a"), ok(0)).unwrap();
+        assert!(board.post(1, &key(0, "a"), Post::Failed(vec![9])).unwrap());
+        let said = board.gather(0, &key(0, "a"), false).unwrap().unwrap();
+        assert_eq!(*said, [Some(ok(0)), Some(Post::Failed(vec![9])), None]);
+        board.post(2, &key(0, "a"), ok(2)).unwrap();
+        assert!(board.gather(1, &key(0, "a"), false).unwrap().unwrap().iter().all(Option::is_some));
+        assert!(board.gather(2, &key(0, "a"), false).unwrap().is_some());
+        assert_eq!(board.open_rounds(), 0);
+    }
+
+    #[test]
+    fn wrong_use_is_named() {
+        let mut board = Board::new(2);
+        board.post(0, &key(0, "a"), ok(0)).unwrap();
+        let error = board.post(0, &key(0, "a"), ok(7)).unwrap_err().to_string();
+        assert!(error.contains("participant 0: expected one post, seen a second one"), "{error}");
+        assert!(board.post(2, &key(0, "a"), ok(2)).unwrap_err().to_string().contains("below 2, seen 2"));
+        assert!(board.post(2, &key(0, "b"), ok(2)).unwrap_err().to_string().contains("below 2, seen 2"));
+        assert!(board.gather(2, &key(0, "a"), false).unwrap_err().to_string().contains("below 2, seen 2"));
+        let said = board.gather(1, &key(0, "a"), true).unwrap().unwrap();
+        assert_eq!(*said, [Some(ok(0)), None], "the second post changed nothing");
+        board.post(1, &key(0, "a"), ok(1)).unwrap();
+        board.gather(1, &key(0, "a"), false).unwrap();
+        let error = board.gather(1, &key(0, "a"), false).unwrap_err().to_string();
+        assert!(error.contains("another one"), "{error}");
+    }
+
+    #[test]
+    fn rounds_that_nobody_ends_come_to_a_limit() {
+        let mut board = Board::new(2);
+        for number in 0..MAX_OPEN_ROUNDS {
+            board.post(0, &key(0, &number.to_string()), ok(0)).unwrap();
+        }
+        let error = board.post(0, &key(0, "one more"), ok(0)).unwrap_err().to_string();
+        assert!(error.contains("at most 1024, seen 1025"), "{error}");
+    }
+}
