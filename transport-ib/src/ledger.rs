@@ -15,15 +15,15 @@ struct Entry {
 }
 
 /// ```text
-///   complete ≤ built = complete + depth - room   requests
-///   first ≤ next ≤ first + ops.len()             ops
+///   complete ≤ built ≤ full = complete + depth       requests
+///   first ≤ next ≤ ops_full = first + ops.len()      ops
 /// ```
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// How many more requests the queue holds.
-    room: u64,
     built: u64,
     complete: u64,
+    /// What `built` may come to.
+    full: u64,
     /// After so many requests one asks for a completion.
     every: u64,
     /// One past the last request that asks for a completion.
@@ -31,21 +31,25 @@ pub(crate) struct Ledger {
     ops: Box<[Entry]>,
     first: u64,
     next: u64,
+    /// What `next` may come to.
+    ops_full: u64,
 }
 
 impl Ledger {
     /// For a queue that holds `depth` requests, of which the first gets the number `start`.
     pub(crate) fn new(depth: u32, every: u32, start: u64) -> Self {
         let ops = vec![Entry::default(); (depth as usize).next_power_of_two()].into_boxed_slice();
+        let (full, ops_full) = (start + u64::from(depth), ops.len() as u64);
         Ledger {
-            room: depth.into(),
             built: start,
             complete: start,
+            full,
             every: every.into(),
             asked: start,
             ops,
             first: 0,
             next: 0,
+            ops_full,
         }
     }
 
@@ -57,34 +61,33 @@ impl Ledger {
     /// Whether an op can be begun. One without requests too, since it must not pass one that is not all there.
     #[inline]
     pub(crate) fn takes_op(&self) -> bool {
-        self.room != 0 && self.has_entry()
+        self.has_room() && self.has_entry()
     }
 
     /// Whether an op of so many requests, one or more, can be built whole.
     #[inline]
     pub(crate) fn takes_whole_op(&self, requests: u64) -> bool {
         // Of none: not here.
-        requests.wrapping_sub(1) < self.room && self.has_entry()
+        requests != 0 && self.built + requests <= self.full && self.has_entry()
     }
 
     #[inline]
     fn has_entry(&self) -> bool {
-        self.next - self.first < self.ops.len() as u64
+        self.next != self.ops_full
     }
 
     /// Whether there is room for one more request.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.room != 0
+        self.built != self.full
     }
 
     /// The number of the next of so many requests. There is room for them.
     #[inline]
     pub(crate) fn requests(&mut self, count: u64) -> u64 {
-        debug_assert!(self.room >= count);
         let number = self.built;
         self.built = number + count;
-        self.room -= count;
+        debug_assert!(self.built <= self.full);
         number
     }
 
@@ -116,7 +119,7 @@ impl Ledger {
     pub(crate) fn completed(&mut self, number: u64) -> bool {
         let under_way = (self.complete..self.built).contains(&number);
         if under_way {
-            self.room += number + 1 - self.complete;
+            self.full += number + 1 - self.complete;
             self.complete = number + 1;
         }
         under_way
@@ -133,6 +136,7 @@ impl Ledger {
             return None;
         }
         self.first += 1;
+        self.ops_full += 1;
         Some(Completion { lane: Lane(entry.lane), sequence: entry.sequence })
     }
 
