@@ -1,5 +1,7 @@
 //! What can go wrong, split by who is at fault.
 
+use core::time::Duration;
+
 /// Why there is no communicator, or none any more.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -25,6 +27,18 @@ pub enum CliqueError {
         expected: String,
         /// What it is.
         seen: String,
+    },
+    /// A limit was over.
+    #[error("{what}: waited {waited:?} for {expected}, seen {seen}")]
+    Timeout {
+        /// What was under way.
+        what: String,
+        /// What it waited for.
+        expected: String,
+        /// What had come until then.
+        seen: String,
+        /// How long.
+        waited: Duration,
     },
     /// The operating system refused.
     #[error("{what}: {message}")]
