@@ -8,19 +8,52 @@ use std::process::Command;
 use std::sync::Arc;
 
 use libcuda::{PATIENCE, Standin};
-use portway_fifo::Error;
 use portway_fifo::cuda::{Context, Driver, Kind, Module, Stream};
-use portway_fifo::memory::IpcKind;
+use portway_fifo::memory::{IpcHandle, IpcKind};
+use portway_fifo::{Error, Heap};
 
 /// Uses everything that there is, so that every function of the driver is called.
 fn everything(standin: &Standin) -> Result<(), Error> {
     let driver = Driver::open(standin.path())?;
     driver.device_count()?;
+    standin.set("opens its own", 1);
     let context = Context::new(&driver, 0)?;
     // SAFETY: the context lives, and the share keeps it.
     let theirs = unsafe { Context::from_raw(&driver, context.raw(), Arc::new(context.clone())) };
-    let result = theirs.and_then(|theirs| use_context(&theirs).and(theirs.close()));
+    let result = theirs.and_then(|theirs| {
+        let used = use_context(&theirs).and_then(|()| use_neighbour(&theirs));
+        used.and(theirs.close())
+    });
     result.and(context.close())
+}
+
+/// What goes beyond one device and one process, although there is only one here.
+fn use_neighbour(context: &Context) -> Result<(), Error> {
+    let other = Context::new(context.driver(), 1)?;
+    let used = (|| {
+        assert_eq!(context.driver().ordinal_of(&other.attributes().uuid)?, Some(1));
+        assert!(context.can_reach(1)?);
+        let legacy = other.allocate(Kind::Legacy, 4096)?;
+        context.reach(&other, &legacy)?;
+        if let IpcHandle::Legacy(handle) = legacy.owner().ipc_handle(legacy.range(), IpcKind::Legacy)? {
+            context.open_legacy(&handle, 4096)?;
+        }
+        if context.attributes().vmm {
+            let vmm = other.allocate(Kind::Vmm, 1)?;
+            context.reach(&other, &vmm)?;
+            let whole = vmm.owner().segments(vmm.range())?[0];
+            let handle = vmm.owner().ipc_handle(vmm.range(), IpcKind::Fd)?;
+            context.open_pieces(&[(handle, whole.len_bytes)])?;
+        }
+        let host = Heap.allocate(4096)?;
+        // SAFETY: the region keeps the range mapped, and is accessed atomically only.
+        let pinned = unsafe { context.register_host(host.address(), 4096, Arc::new(host.clone())) }?;
+        let stream = Stream::new(context)?;
+        // SAFETY: both regions live, and are accessed atomically only.
+        unsafe { stream.enter()?.copy(pinned.address(), legacy.address(), 4096) }?;
+        stream.wait(PATIENCE)
+    })();
+    used.and(other.close())
 }
 
 fn use_context(context: &Context) -> Result<(), Error> {
@@ -98,13 +131,15 @@ const RECOVERS: [&str; 4] =
     ["cuMemCreate", "cuMemGetAllocationGranularity", "cuMemRelease", "cuThreadExchangeStreamCaptureMode"];
 
 /// After a failure of one of these there may be something left that could not be given back.
-const GIVING_BACK: [&str; 11] = [
+const GIVING_BACK: [&str; 13] = [
     "cuCtxPushCurrent_v2",
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuIpcCloseMemHandle",
     "cuMemAddressFree",
     "cuMemFreeHost",
     "cuMemFree_v2",
+    "cuMemHostUnregister",
     "cuMemRelease",
     "cuMemUnmap",
     "cuModuleUnload",

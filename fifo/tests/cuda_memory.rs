@@ -80,13 +80,14 @@ fn memory_gives_segments_descriptors_and_handles() {
     let shared = context.allocate(Kind::Vmm, 1).unwrap();
     assert!(matches!(
         shared.owner().ipc_handle(shared.range(), IpcKind::Fabric),
-        Ok(IpcHandle::Fabric(bytes)) if bytes == [0xfa; 64]
+        Ok(IpcHandle::Fabric(bytes)) if bytes[..4] == std::process::id().to_ne_bytes()
     ));
 
     let legacy = context.allocate(Kind::Legacy, 10_000).unwrap();
     let part = legacy.slice(4096, 1).unwrap();
     match part.owner().ipc_handle(part.range(), IpcKind::Legacy).unwrap() {
-        IpcHandle::Legacy(bytes) => assert_eq!(bytes[..8], legacy.address().to_ne_bytes(), "not of the base"),
+        // The stand-in's handle says the length of the allocation, not of the part.
+        IpcHandle::Legacy(bytes) => assert_eq!(bytes[8..16], 10_000u64.to_ne_bytes(), "not of the base"),
         other => panic!("{other:?}"),
     }
     assert!(matches!(part.owner().ipc_handle(part.range(), IpcKind::Fd), Err(Error::Unsupported { .. })));

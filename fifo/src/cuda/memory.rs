@@ -28,6 +28,8 @@ pub enum Kind {
     Legacy,
     /// Device memory of a stream-ordered pool (`cuMemAllocAsync`): only imported here, and not exported.
     Pool,
+    /// Memory of another process that was [opened](crate::cuda::Context::open_legacy) here. Not exported on.
+    Opened,
 }
 
 /// See [`Context::allocate`](crate::cuda::Context::allocate).
@@ -56,6 +58,9 @@ pub(super) fn allocate(context: &Arc<Inner>, kind: Kind, len_bytes: u64) -> Resu
             Kind::Legacy => legacy(context, len_bytes)?,
             Kind::Pool => {
                 return Err(Error::Unsupported { what: "allocating from a stream-ordered pool" });
+            }
+            Kind::Opened => {
+                return Err(Error::Unsupported { what: "allocating in another process" });
             }
         }
     };
@@ -136,7 +141,7 @@ impl Allocation {
     pub(super) fn place(&self) -> Place {
         match self.kind {
             Kind::Pinned => Place::Pinned,
-            Kind::Vmm | Kind::Legacy | Kind::Pool => Place::Device(self.context.ordinal),
+            Kind::Vmm | Kind::Legacy | Kind::Pool | Kind::Opened => Place::Device(self.context.ordinal),
         }
     }
 

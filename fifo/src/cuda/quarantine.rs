@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::Error;
 use crate::cuda::context::Inner;
 use crate::cuda::table::Handle;
-use crate::cuda::vmm::Mapping;
+use crate::cuda::vmm::{Mapping, OpenedPieces};
 
 /// Something of the driver's that has to be given back.
 pub(super) enum Resource {
@@ -17,6 +17,12 @@ pub(super) enum Resource {
     Legacy { address: u64, len_bytes: u64 },
     /// Memory of [`Kind::Vmm`](crate::cuda::Kind::Vmm).
     Vmm(Mapping),
+    /// Memory of another process, opened by its legacy handle.
+    OpenedLegacy { address: u64, len_bytes: u64 },
+    /// Memory of another process, mapped piece by piece.
+    OpenedPieces(OpenedPieces),
+    /// The caller's host memory, page-locked by us: what keeps it.
+    Registered { address: u64, len_bytes: u64, keep: Option<Arc<dyn Any + Send + Sync>> },
     /// The caller's memory: what keeps it, whose drop may call the driver.
     Imported { keep: Option<Arc<dyn Any + Send + Sync>>, len_bytes: u64 },
     /// A stream, by its handle.
@@ -65,8 +71,11 @@ impl Resource {
         match self {
             Resource::Pinned { len_bytes, .. }
             | Resource::Legacy { len_bytes, .. }
+            | Resource::OpenedLegacy { len_bytes, .. }
+            | Resource::Registered { len_bytes, .. }
             | Resource::Imported { len_bytes, .. } => memory(*len_bytes),
             Resource::Vmm(mapping) => memory(mapping.len_bytes),
+            Resource::OpenedPieces(pieces) => memory(pieces.len_bytes),
             Resource::Stream(_) | Resource::ForeignStream(_) => {
                 Quarantined { streams: 1, ..Quarantined::default() }
             }
@@ -76,7 +85,7 @@ impl Resource {
 
     /// Whether it holds a value of the caller's.
     fn keeps(&self) -> bool {
-        matches!(self, Resource::Imported { .. } | Resource::ForeignStream(_))
+        matches!(self, Resource::Imported { .. } | Resource::Registered { .. } | Resource::ForeignStream(_))
     }
 
     /// Gives it back. May block. After an error it can be tried again.
@@ -88,6 +97,15 @@ impl Resource {
             // SAFETY: allocated so in `memory::legacy`; its last owner is gone.
             Resource::Legacy { address, .. } => unsafe { driver.cuMemFree_v2(*address) },
             Resource::Vmm(mapping) => mapping.free(driver),
+            // SAFETY: opened so in `peer::open_legacy`; its last owner is gone.
+            Resource::OpenedLegacy { address, .. } => unsafe { driver.cuIpcCloseMemHandle(*address) },
+            Resource::OpenedPieces(pieces) => pieces.free(driver),
+            Resource::Registered { address, keep, .. } => {
+                // SAFETY: registered so in `peer::register_host`; its last owner is gone.
+                unsafe { driver.cuMemHostUnregister(*address as *mut _) }?;
+                drop(keep.take());
+                Ok(())
+            }
             Resource::Imported { keep, .. } | Resource::ForeignStream(keep) => {
                 drop(keep.take());
                 Ok(())

@@ -7,10 +7,10 @@ use core::{fmt, ptr};
 use std::sync::Arc;
 
 use crate::Error;
-use crate::cuda::Context;
 use crate::cuda::context::Inner;
 use crate::cuda::quarantine::Resource;
 use crate::cuda::table::{Handle, NOT_READY, STREAM_NON_BLOCKING, SUCCESS};
+use crate::cuda::{Context, Current};
 use crate::fifo::check_timeout;
 
 /// A stream of a context. Clones share it.
@@ -77,16 +77,26 @@ impl Stream {
     /// - The device can write the eight bytes at `address`, until the stream has done so.
     /// - Nothing accesses them through a Rust reference to anything but atomics.
     pub unsafe fn write_value(&self, address: u64, value: u64) -> Result<(), Error> {
+        // SAFETY: the caller vouches for the address.
+        unsafe { self.enter()?.write_value(address, value) }
+    }
+
+    fn check_word(&self, address: u64) -> Result<(), Error> {
         if address % 8 != 0 {
             return Err(Error::Alignment { what: "the word that a stream writes", address, align_bytes: 8 });
         }
-        let context = &self.inner.context;
-        if !context.attributes.stream_write_value {
+        if !self.inner.context.attributes.stream_write_value {
             return Err(Error::Unsupported { what: "writing a 64-bit value from a stream" });
         }
-        let _current = context.enter()?;
-        // SAFETY: the stream lives while `self` does; the caller vouches for the address.
-        unsafe { context.driver.cuStreamWriteValue64_v2(self.raw(), address, value, 0) }
+        Ok(())
+    }
+
+    /// Makes the stream's context current once, for several works in a row.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn enter(&self) -> Result<Entered<'_>, Error> {
+        Ok(Entered { stream: self, _current: self.inner.context.enter()? })
     }
 
     /// Puts a copy of eight bytes from the device to the host into the stream. It touches nothing of the caller's.
@@ -133,6 +143,45 @@ impl Stream {
 
     pub(super) fn context(&self) -> &Arc<Inner> {
         &self.inner.context
+    }
+}
+
+/// A stream whose context is current in this thread: see [`Stream::enter`].
+#[derive(Debug)]
+#[must_use = "the context is current only while the guard lives"]
+pub struct Entered<'a> {
+    stream: &'a Stream,
+    _current: Current<'a>,
+}
+
+impl Entered<'_> {
+    /// Puts a copy into the stream: between memories of devices, page-locked memory and what was opened of other
+    /// processes, by the addresses alone. It usually takes 4–5 µs; like every call of the driver it may block.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the driver cannot; [`Error::Driver`].
+    ///
+    /// # Safety
+    /// - The device can read `len_bytes` from `from` and write them to `to`, until the stream has done so.
+    /// - Nothing accesses either range through a Rust reference to anything but atomics.
+    pub unsafe fn copy(&self, to: u64, from: u64, len_bytes: u64) -> Result<(), Error> {
+        let driver = &self.stream.inner.context.driver;
+        // SAFETY: the stream lives while `self` does; the caller vouches for both ranges.
+        unsafe { driver.cuMemcpyAsync(to, from, len_bytes as usize, self.stream.raw()) }
+    }
+
+    /// [`Stream::write_value`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// - As there.
+    pub unsafe fn write_value(&self, address: u64, value: u64) -> Result<(), Error> {
+        self.stream.check_word(address)?;
+        let driver = &self.stream.inner.context.driver;
+        // SAFETY: the stream lives while `self` does; the caller vouches for the address.
+        unsafe { driver.cuStreamWriteValue64_v2(self.stream.raw(), address, value, 0) }
     }
 }
 

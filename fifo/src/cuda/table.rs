@@ -21,11 +21,15 @@ pub(super) const SUCCESS: Status = 0;
 pub(super) const INVALID_VALUE: Status = 1;
 pub(super) const OUT_OF_MEMORY: Status = 2;
 pub(super) const NOT_FOUND: Status = 500;
+pub(super) const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
 pub(super) const NOT_READY: Status = 600;
 pub(super) const NOT_SUPPORTED: Status = 801;
 
 pub(super) const MEM_HOST_ALLOC_PORTABLE: c_uint = 1;
 pub(super) const MEM_HOST_ALLOC_DEVICE_MAP: c_uint = 2;
+pub(super) const MEM_HOST_REGISTER_PORTABLE: c_uint = 1;
+pub(super) const MEM_HOST_REGISTER_DEVICE_MAP: c_uint = 2;
+pub(super) const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
 pub(super) const MODULE_LOADING_LAZY: c_int = 2;
@@ -53,6 +57,11 @@ pub(super) mod pointer {
     pub(crate) const TYPE_HOST: u64 = 1;
     pub(crate) const TYPE_DEVICE: u64 = 2;
 }
+
+/// `CUipcMemHandle`, which goes by value.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct LegacyHandle(pub(super) [u8; 64]);
 
 /// `CUmemLocation`.
 #[derive(Clone, Copy, Debug)]
@@ -225,6 +234,14 @@ table! {
         fn cuMemSetAccess(address: DevicePtr, len: usize, access: *const AccessDescription, count: usize);
         fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void);
         fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: u64, kind: c_int, flags: u64);
+        fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c_void, kind: c_int);
+        fn cuIpcOpenMemHandle_v2(address: *mut DevicePtr, handle: LegacyHandle, flags: c_uint);
+        fn cuIpcCloseMemHandle(address: DevicePtr);
+        fn cuMemHostRegister_v2(host: *mut c_void, len: usize, flags: c_uint);
+        fn cuMemHostUnregister(host: *mut c_void);
+        fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int);
+        fn cuCtxEnablePeerAccess(peer: Handle, flags: c_uint);
+        fn cuMemcpyAsync(to: DevicePtr, from: DevicePtr, len: usize, stream: Handle);
         fn cuMemGetHandleForAddressRange(
             handle: *mut c_void, address: DevicePtr, len: usize, kind: c_int, flags: u64
         );

@@ -2,6 +2,8 @@
 
 use core::ffi::c_int;
 
+use std::os::fd::AsRawFd;
+
 use crate::Error;
 use crate::cuda::Driver;
 use crate::cuda::context::Inner;
@@ -9,6 +11,7 @@ use crate::cuda::table::{
     ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, AllocationProperties, GRANULARITY_MINIMUM,
     HANDLE_TYPE_FABRIC, HANDLE_TYPE_POSIX_FD, LOCATION_DEVICE, Location, OUT_OF_MEMORY,
 };
+use crate::memory::{IpcHandle, Segment};
 
 /// One physical allocation, mapped at an address range of its own. The fields say how much of it is there, so that it
 /// can be taken apart from any state.
@@ -123,6 +126,106 @@ fn create(driver: &Driver, properties: &AllocationProperties, len_bytes: u64) ->
         Err(Error::Driver { status: OUT_OF_MEMORY, .. }) => Err(Error::OutOfMemory { len_bytes }),
         Err(error) => Err(error),
     }
+}
+
+/// Physical memory of another process, piece behind piece in one address range.
+pub(super) struct OpenedPieces {
+    pub(super) address: u64,
+    pub(super) len_bytes: u64,
+    /// The lengths of the pieces that are mapped, in order.
+    mapped: Vec<u64>,
+}
+
+impl OpenedPieces {
+    /// Maps the pieces in the current context, for its device to read and write.
+    pub(super) fn new(context: &Inner, pieces: &[(IpcHandle, u64)]) -> Result<Self, Error> {
+        let driver = &context.driver;
+        let sum = pieces.iter().try_fold(0u64, |sum, &(_, len_bytes)| sum.checked_add(len_bytes));
+        let limit_bytes = isize::MAX as u64;
+        let len_bytes = sum.filter(|sum| (1..=limit_bytes).contains(sum)).ok_or(Error::Range {
+            what: "pieces of another process's memory",
+            offset_bytes: 0,
+            len_bytes: sum.unwrap_or(u64::MAX),
+            address: 0,
+            limit_bytes,
+        })?;
+        let mut opened = OpenedPieces { address: 0, len_bytes, mapped: Vec::new() };
+        // SAFETY: the address outlives the call.
+        unsafe { driver.cuMemAddressReserve(&mut opened.address, len_bytes as usize, 0, 0, 0) }?;
+        match opened.map(context, pieces) {
+            Ok(()) => Ok(opened),
+            Err(error) => {
+                let _ = opened.free(driver);
+                Err(error)
+            }
+        }
+    }
+
+    fn map(&mut self, context: &Inner, pieces: &[(IpcHandle, u64)]) -> Result<(), Error> {
+        let driver = &context.driver;
+        let mut at = self.address;
+        for (handle, len_bytes) in pieces {
+            let handle = Retained { driver, handle: import(driver, handle)? };
+            // SAFETY: the range was reserved in `new`, and nothing is mapped there yet. The driver refuses a length that
+            // is not that of the handle's memory.
+            unsafe { driver.cuMemMap(at, *len_bytes as usize, 0, handle.handle, 0) }?;
+            self.mapped.push(*len_bytes);
+            at += len_bytes;
+        }
+        let location = Location { kind: LOCATION_DEVICE, id: context.device };
+        let access = AccessDescription { location, flags: ACCESS_READ_WRITE };
+        // SAFETY: the whole range is mapped; one description is passed, which outlives the call.
+        unsafe { driver.cuMemSetAccess(self.address, self.len_bytes as usize, &access, 1) }
+    }
+
+    /// Takes apart what is there, in the current context. The device must have finished with it.
+    pub(super) fn free(&mut self, driver: &Driver) -> Result<(), Error> {
+        while let Some(&len_bytes) = self.mapped.last() {
+            let at = self.address + self.mapped[..self.mapped.len() - 1].iter().sum::<u64>();
+            // SAFETY: mapped so by `map`; no region of it is left.
+            unsafe { driver.cuMemUnmap(at, len_bytes as usize) }?;
+            self.mapped.pop();
+        }
+        if self.address != 0 {
+            // SAFETY: reserved so by `new`, and nothing is mapped there any more.
+            unsafe { driver.cuMemAddressFree(self.address, self.len_bytes as usize) }?;
+            self.address = 0;
+        }
+        Ok(())
+    }
+}
+
+/// A handle of another process's physical memory; the caller releases it.
+fn import(driver: &Driver, handle: &IpcHandle) -> Result<u64, Error> {
+    let mut physical = 0;
+    match handle {
+        IpcHandle::Fd(fd) => {
+            let fd = fd.as_raw_fd() as usize as *mut core::ffi::c_void;
+            // SAFETY: `physical` outlives the call. A descriptor goes as the value of the pointer itself, and is open.
+            unsafe { driver.cuMemImportFromShareableHandle(&mut physical, fd, HANDLE_TYPE_POSIX_FD) }?;
+        }
+        IpcHandle::Fabric(bytes) => {
+            let mut bytes = *bytes;
+            let from = (&raw mut bytes).cast();
+            // SAFETY: both outlive the call, and `bytes` has the length of a fabric handle.
+            unsafe { driver.cuMemImportFromShareableHandle(&mut physical, from, HANDLE_TYPE_FABRIC) }?;
+        }
+        IpcHandle::Legacy(_) => {
+            return Err(Error::Unsupported { what: "a legacy handle of a piece of memory" });
+        }
+    }
+    Ok(physical)
+}
+
+/// Lets the context's device read and write mapped memory of another device, in the current context.
+///
+/// # Safety
+/// - The segment is mapped, as a whole.
+pub(super) unsafe fn allow(context: &Inner, segment: Segment) -> Result<(), Error> {
+    let location = Location { kind: LOCATION_DEVICE, id: context.device };
+    let access = AccessDescription { location, flags: ACCESS_READ_WRITE };
+    // SAFETY: the caller vouches for the range; one description is passed, which outlives the call.
+    unsafe { context.driver.cuMemSetAccess(segment.address, segment.len_bytes as usize, &access, 1) }
 }
 
 /// A handle of the physical memory behind an address, as long as this value lives.

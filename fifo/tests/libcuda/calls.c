@@ -7,11 +7,13 @@
 //
 // Compiled as one text: calls.c, objects.c, devices.c, memory.c, streams.c, control.c, in this order.
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +30,8 @@ enum {
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
+  PEER_ACCESS_ALREADY_ENABLED = 704,
+  HOST_MEMORY_ALREADY_REGISTERED = 712,
   NOT_PERMITTED = 800,
   NOT_SUPPORTED = 801,
   CAPTURE_UNSUPPORTED = 900,

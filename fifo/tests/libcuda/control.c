@@ -43,6 +43,10 @@ EXPORT void standin_set(const char *what, long value) {
   else if (!strcmp(what, "pinned shift")) pinned_shift = (u64)value;
   else if (!strcmp(what, "fabric allowed")) fabric_allowed = (int)value;
   else if (!strcmp(what, "strict")) strict = (int)value;
+  else if (!strcmp(what, "opens its own")) opens_own = (int)value;
+  else if (!strcmp(what, "peer access")) peer_access = (int)value;
+  else if (!strcmp(what, "uuid base")) uuid_base = (int)value;
+  else if (!strcmp(what, "paused")) pause_streams((int)value);
   else abort();
   unlock(0);
 }

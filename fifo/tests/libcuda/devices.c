@@ -9,6 +9,9 @@ static int attributes[MAX_ATTRIBUTES] = {
     [115] = 1,  [116] = 1, [118] = 100, [122] = 1, [124] = 1, [128] = 1,
 };
 static int fabric_allowed; // whether the process may make memory that has fabric handles
+static int uuid_base = 0x10; // the first byte of the first device's UUID
+static int peer_access = 1; // whether devices reach each other
+static int opens_own; // whether a process may open its own legacy handles, as the real driver does not let it
 static struct object *primary[16];
 
 static __thread struct object *stack[16];
@@ -47,6 +50,7 @@ EXPORT int cuGetErrorName(int status, const char **name) {
       {1, "CUDA_ERROR_INVALID_VALUE"},   {2, "CUDA_ERROR_OUT_OF_MEMORY"},   {100, "CUDA_ERROR_NO_DEVICE"},
       {101, "CUDA_ERROR_INVALID_DEVICE"}, {201, "CUDA_ERROR_INVALID_CONTEXT"}, {400, "CUDA_ERROR_INVALID_HANDLE"},
       {500, "CUDA_ERROR_NOT_FOUND"},     {600, "CUDA_ERROR_NOT_READY"},     {800, "CUDA_ERROR_NOT_PERMITTED"},
+      {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"}, {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
       {801, "CUDA_ERROR_NOT_SUPPORTED"},
   };
   ENTER(cuGetErrorName);
@@ -74,7 +78,7 @@ EXPORT int cuDeviceGetName(char *name, int len, int device) {
 }
 EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
   ENTER(cuDeviceGetUuid_v2);
-  memset(uuid, 0x10 + device, 16);
+  memset(uuid, uuid_base + device, 16);
   return unlock(SUCCESS);
 }
 EXPORT int cuDeviceGetPCIBusId(char *id, int len, int device) {
@@ -148,5 +152,21 @@ EXPORT int cuThreadExchangeStreamCaptureMode(int *exchange) {
   int before = mode;
   mode = *exchange;
   *exchange = before;
+  return unlock(SUCCESS);
+}
+EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+  ENTER(cuDeviceCanAccessPeer);
+  if (device < 0 || device >= devices || peer < 0 || peer >= devices) return unlock(INVALID_DEVICE);
+  *can = peer_access && device != peer;
+  return unlock(SUCCESS);
+}
+EXPORT int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
+  ENTER_CURRENT(cuCtxEnablePeerAccess);
+  struct object *o = as(peer, CONTEXT);
+  if (!o || flags) return unlock(INVALID_VALUE);
+  if (!peer_access || o->device == current()->device) return unlock(INVALID_DEVICE);
+  static char enabled[16][16];
+  if (enabled[current()->device][o->device]) return unlock(PEER_ACCESS_ALREADY_ENABLED);
+  enabled[current()->device][o->device] = 1;
   return unlock(SUCCESS);
 }

@@ -8,7 +8,7 @@ EXPORT int cuMemHostAlloc(void **host, size_t len, unsigned flags) {
 }
 EXPORT int cuMemHostGetDevicePointer_v2(u64 *address, void *host, unsigned flags) {
   ENTER_CURRENT(cuMemHostGetDevicePointer_v2);
-  if (flags || !memory((u64)host, HOST, HOST)) return unlock(INVALID_VALUE);
+  if (flags || !host_memory((u64)host)) return unlock(INVALID_VALUE);
   *address = (u64)host + pinned_shift;
   return unlock(SUCCESS);
 }
@@ -21,6 +21,22 @@ static int free_memory(u64 address, enum kind kind) {
 EXPORT int cuMemFreeHost(void *host) {
   ENTER_CURRENT(cuMemFreeHost);
   return unlock(free_memory((u64)host, HOST));
+}
+EXPORT int cuMemHostRegister_v2(void *host, size_t len, unsigned flags) {
+  ENTER_CURRENT(cuMemHostRegister_v2);
+  if (!host || !len || flags & ~15u) return unlock(INVALID_VALUE);
+  if (host_memory((u64)host)) return unlock(HOST_MEMORY_ALREADY_REGISTERED);
+  struct object *o = add(REGISTERED);
+  o->address = (u64)host;
+  o->len = len;
+  return unlock(SUCCESS);
+}
+EXPORT int cuMemHostUnregister(void *host) {
+  ENTER_CURRENT(cuMemHostUnregister);
+  struct object *o = memory((u64)host, REGISTERED, REGISTERED);
+  if (!o || o->address != (u64)host) return unlock(INVALID_VALUE);
+  o->kind = NOTHING;
+  return unlock(SUCCESS);
 }
 EXPORT int cuMemAlloc_v2(u64 *address, size_t len) {
   ENTER_CURRENT(cuMemAlloc_v2);
@@ -58,7 +74,7 @@ EXPORT int cuMemGetAddressRange_v2(u64 *base, size_t *len, u64 address) {
 // Attributes have lengths of their own: one byte, four or eight are written.
 EXPORT int cuPointerGetAttribute(void *data, int attribute, u64 address) {
   ENTER_CURRENT(cuPointerGetAttribute);
-  struct object *host = memory(address, HOST, HOST);
+  struct object *host = host_memory(address);
   struct object *o = host ? host : device_memory(address);
   if (!o) return unlock(INVALID_VALUE);
   switch (attribute) {
@@ -77,9 +93,35 @@ EXPORT int cuIpcGetMemHandle(unsigned char *handle, u64 address) {
   ENTER_CURRENT(cuIpcGetMemHandle);
   struct object *o = memory(address, LEGACY, LEGACY);
   if (!o) return unlock(INVALID_VALUE);
+  struct foreign f = {getpid(), o->fd, o->len, o->device};
   memset(handle, 0, 64);
-  memcpy(handle, &o->address, 8);
+  memcpy(handle, &f, sizeof f);
   return unlock(SUCCESS);
+}
+struct legacy_handle {
+  unsigned char bytes[64];
+};
+EXPORT int cuIpcOpenMemHandle_v2(u64 *address, struct legacy_handle handle, unsigned flags) {
+  ENTER_CURRENT(cuIpcOpenMemHandle_v2);
+  struct foreign f;
+  memcpy(&f, handle.bytes, sizeof f);
+  if (flags != 1) return unlock(INVALID_VALUE);
+  if (f.pid == getpid() && !opens_own) return unlock(INVALID_CONTEXT); // never in the process that it comes from
+  int fd = open_foreign(&f);
+  if (fd < 0) return unlock(INVALID_VALUE);
+  void *p = mmap(NULL, page_up(f.len), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (p == MAP_FAILED) abort();
+  struct object *o = add(OPENED);
+  o->address = (u64)p;
+  o->len = f.len;
+  o->fd = fd;
+  o->device = f.device < devices ? f.device : 0;
+  *address = o->address;
+  return unlock(SUCCESS);
+}
+EXPORT int cuIpcCloseMemHandle(u64 address) {
+  ENTER_CURRENT(cuIpcCloseMemHandle);
+  return unlock(free_memory(address, OPENED));
 }
 
 // ---- memory, piece by piece ----
@@ -144,6 +186,26 @@ EXPORT int cuMemCreate(u64 *handle, size_t len, const struct properties *p, u64 
   o->handle_types = p->handle_types;
   o->fd = memfd_create("standin", MFD_CLOEXEC);
   if (o->fd < 0 || ftruncate(o->fd, (off_t)len)) abort();
+  char dirt[4096]; // it is not zeroed
+  memset(dirt, 0xa5, sizeof dirt);
+  if (pwrite(o->fd, dirt, sizeof dirt, 0) != sizeof dirt) abort();
+  *handle = (u64)(o - objects);
+  return unlock(SUCCESS);
+}
+EXPORT int cuMemImportFromShareableHandle(u64 *handle, void *shareable, int type) {
+  ENTER_CURRENT(cuMemImportFromShareableHandle);
+  struct foreign f;
+  struct stat stat;
+  if (type != 1 && type != 8) return unlock(INVALID_VALUE);
+  if (type == 8 && !fabric_allowed) return unlock(NOT_PERMITTED);
+  if (type == 8) memcpy(&f, shareable, sizeof f);
+  int fd = type == 1 ? fcntl((int)(u64)shareable, F_DUPFD_CLOEXEC, 0) : open_foreign(&f);
+  if (fd < 0) return unlock(INVALID_VALUE);
+  if (fstat(fd, &stat)) abort();
+  struct object *o = add(PHYSICAL);
+  o->len = (u64)stat.st_size;
+  o->device = current()->device;
+  o->fd = fd;
   *handle = (u64)(o - objects);
   return unlock(SUCCESS);
 }
@@ -169,7 +231,6 @@ EXPORT int cuMemMap(u64 address, size_t len, size_t offset, u64 handle, u64 flag
   }
   void *p = mmap((void *)address, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, o->fd, 0);
   if (p == MAP_FAILED) abort();
-  memset(p, 0xa5, len > 4096 ? 4096 : len); // it is not zeroed
   o->shares++;
   struct object *m = add(MAPPING);
   m->address = address;
@@ -209,7 +270,9 @@ EXPORT int cuMemExportToShareableHandle(void *shareable, u64 handle, int type, u
   if (type == 1) {
     *(int *)shareable = dup(o->fd);
   } else {
-    memset(shareable, 0xfa, 64);
+    struct foreign f = {getpid(), o->fd, o->len, o->device};
+    memset(shareable, 0, 64);
+    memcpy(shareable, &f, sizeof f);
   }
   return unlock(SUCCESS);
 }

@@ -183,7 +183,9 @@ impl Standin {
     }
 
     /// Sets a property: "devices", "loading mode" (1 eager, 2 lazy), "pinned shift" (how far the device's address of
-    /// page-locked memory is off), "fabric allowed", or "strict" (capture restricts calls).
+    /// page-locked memory is off), "fabric allowed", "peer access" (between devices), "opens its own" (legacy handles),
+    /// "uuid base" (first byte of the first UUID), "paused" (streams keep what they are given), or "strict" (capture
+    /// restricts calls).
     pub fn set(&self, what: &str, value: i64) {
         let what = CString::new(what).unwrap();
         // SAFETY: the symbol has this type in `control.c`.

@@ -1,6 +1,11 @@
 // What the driver hands out: contexts, streams, memory. Part of the stand-in, see calls.c.
 
-enum kind { NOTHING, CONTEXT, STREAM, MODULE, KERNEL, EVENT, HOST, LEGACY, POOL, RESERVATION, MAPPING, PHYSICAL };
+enum kind {
+  NOTHING, CONTEXT, STREAM, MODULE, KERNEL, EVENT,
+  HOST, REGISTERED,     // page-locked memory
+  LEGACY, OPENED, POOL, // device memory in one piece
+  RESERVATION, MAPPING, PHYSICAL
+};
 
 // A handle is the address of its object, a physical allocation's its number.
 static struct object {
@@ -11,6 +16,7 @@ static struct object {
   int handle_types; // PHYSICAL
   long shares;      // PHYSICAL, CONTEXT
   struct object *of;
+  struct work *first, *last; // STREAM: what it has not done yet
 } objects[MAX_OBJECTS];
 
 static struct object *add(enum kind kind) {
@@ -41,6 +47,8 @@ static struct object *memory(u64 address, enum kind first, enum kind last) {
   return NULL;
 }
 
+static struct object *host_memory(u64 address) { return memory(address, HOST, REGISTERED); }
+
 static struct object *mapping(u64 address) { return memory(address, MAPPING, MAPPING); }
 
 static struct object *device_memory(u64 address) {
@@ -59,6 +67,26 @@ static int covered(u64 address, u64 len) {
     len -= here;
   }
   return 1;
+}
+
+// Whether a copy or a written value may touch these bytes.
+static int reachable(u64 address, u64 len) {
+  struct object *o = host_memory(address);
+  return o ? len <= o->address + o->len - address : covered(address, len);
+}
+
+// What a handle that goes to other processes says: whose descriptor it is, of which length.
+struct foreign {
+  int pid, fd;
+  u64 len;
+  int device;
+};
+
+// The descriptor behind such a handle, or -1: found in /proc, so it must still be open over there.
+static int open_foreign(const struct foreign *f) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", f->pid, f->fd);
+  return open(path, O_RDWR | O_CLOEXEC);
 }
 
 // The length in pages, and one more that belongs to nobody, so that no two allocations touch.

@@ -1,4 +1,49 @@
 // Streams, copies and kernels. Part of the stand-in, see calls.c.
+//
+// A stream does what it is given at once, unless streams are paused: then it keeps what it is given until they go on.
+
+struct work {
+  struct work *next;
+  u64 to, from, len; // a copy
+  u64 address, value; // else a value, or nothing at all
+};
+static int paused;
+
+static void carry_out(const struct work *w) {
+  // What is not there any more is the program's mistake: on a device it would be a fault.
+  if (w->len && reachable(w->to, w->len) && reachable(w->from, w->len)) {
+    memmove((void *)w->to, (void *)w->from, w->len);
+  }
+  if (w->address && reachable(w->address, 8)) __atomic_store_n((u64 *)w->address, w->value, __ATOMIC_RELEASE);
+}
+static void give(struct object *stream, struct work w) {
+  if (!paused || !stream) {
+    carry_out(&w);
+    return;
+  }
+  struct work *kept = malloc(sizeof *kept);
+  *kept = w;
+  kept->next = NULL;
+  if (stream->last) stream->last->next = kept;
+  else stream->first = kept;
+  stream->last = kept;
+}
+static void drain(struct object *stream, int carry) {
+  while (stream->first) {
+    struct work *w = stream->first;
+    stream->first = w->next;
+    if (carry) carry_out(w);
+    free(w);
+  }
+  stream->last = NULL;
+}
+// 1: streams do nothing more. 0: they do all that they were given, and go on.
+static void pause_streams(int pause) {
+  paused = pause;
+  for (int i = 1; i < MAX_OBJECTS && !paused; i++) {
+    if (objects[i].kind == STREAM) drain(&objects[i], 1);
+  }
+}
 
 EXPORT int cuStreamCreate(void **stream, unsigned flags) {
   ENTER_CURRENT(cuStreamCreate);
@@ -10,12 +55,15 @@ EXPORT int cuStreamDestroy_v2(void *stream) {
   ENTER_CURRENT(cuStreamDestroy_v2);
   struct object *o = as(stream, STREAM);
   if (!o) return unlock(INVALID_HANDLE);
+  drain(o, 0);
   o->kind = NOTHING;
   return unlock(SUCCESS);
 }
 EXPORT int cuStreamQuery(void *stream) {
   ENTER_CURRENT(cuStreamQuery);
-  return unlock(!stream || as(stream, STREAM) ? SUCCESS : INVALID_HANDLE);
+  struct object *o = as(stream, STREAM);
+  if (stream && !o) return unlock(INVALID_HANDLE);
+  return unlock(o && o->first ? NOT_READY : SUCCESS);
 }
 EXPORT int cuStreamSynchronize(void *stream) {
   ENTER_CURRENT(cuStreamSynchronize);
@@ -24,8 +72,16 @@ EXPORT int cuStreamSynchronize(void *stream) {
 EXPORT int cuStreamWriteValue64_v2(void *stream, u64 address, u64 value, unsigned flags) {
   ENTER_CURRENT(cuStreamWriteValue64_v2);
   if (flags || (stream && !as(stream, STREAM))) return unlock(INVALID_VALUE);
-  if (!memory(address, HOST, HOST) && !covered(address, 8)) return unlock(INVALID_VALUE);
-  __atomic_store_n((u64 *)address, value, __ATOMIC_RELEASE);
+  if (!reachable(address, 8)) return unlock(INVALID_VALUE);
+  give(stream, (struct work){.address = address, .value = value});
+  return unlock(SUCCESS);
+}
+EXPORT int cuMemcpyAsync(u64 to, u64 from, size_t len, void *stream) {
+  ENTER_CURRENT(cuMemcpyAsync);
+  if (!len || !reachable(to, len) || !reachable(from, len) || (stream && !as(stream, STREAM))) {
+    return unlock(INVALID_VALUE);
+  }
+  give(stream, (struct work){.to = to, .from = from, .len = len});
   return unlock(SUCCESS);
 }
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t len, void *stream) {
