@@ -144,7 +144,7 @@ struct Handle {
 impl Handle {
     fn of(end: &End) -> Self {
         let (source, destination) = (end.source.address(), end.destination.address());
-        Handle { channel: end.channel.handle(), source, destination }
+        Handle { channel: end.channels[0].handle(), source, destination }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use portway_fifo::Heap;
 
-use super::side::Side;
+use super::side::{Channels, Place, Side, too_many, wait};
 use super::wired::Wired;
 use super::{NAME, reference};
 use crate::args::Args;
@@ -75,57 +75,93 @@ pub fn round_trips(
     pinning: &Pinning,
 ) -> Result<Samples, Failure> {
     let name = format!("put latency, {size_bytes} bytes");
-    let failed = |source| Failure::proxy(&name, source);
-    let wired = Wired::new(&Heap, size_bytes, args.deadline(), pinning.engine()).map_err(failed)?;
+    let wired = Wired::new(&Heap, size_bytes, args.deadline(), pinning.engine());
+    through(args, &name, wired.map_err(|source| Failure::proxy(&name, source))?, size_bytes, spoiled, pinning)
+}
+
+/// The same over ends that are wired already.
+pub fn through(
+    args: &Args,
+    name: &str,
+    wired: Wired,
+    size_bytes: u64,
+    spoiled: Option<Spoiled>,
+    pinning: &Pinning,
+) -> Result<Samples, Failure> {
+    let failed = |source| Failure::proxy(name, source);
     let [a, b] = &wired.ends;
-    let (a, b) = (Side::new(a).map_err(failed)?, Side::new(b).map_err(failed)?);
-    let trial = &Trial::new(&name, 1, args.deadline());
+    let mut sides = [Channels::new(a).map_err(failed)?, Channels::new(b).map_err(failed)?];
+    let (samples, sent) = between(args, name, &mut sides, size_bytes, spoiled, pinning)?;
+    wired.stop(name, 2 * sent, args.deadline())?;
+    Ok(samples)
+}
+
+/// The same between two sides, whatever carries out what they ask for; and how many round trips there were.
+pub fn between<S: Side>(
+    args: &Args,
+    name: &str,
+    sides: &mut [S; 2],
+    size_bytes: u64,
+    spoiled: Option<Spoiled>,
+    pinning: &Pinning,
+) -> Result<(Samples, u64), Failure> {
+    let trial = &Trial::new(name, 1, args.deadline());
     let round = Round::new(args, pinning, trial);
-    let ways = [(&a, &b), (&b, &a)];
+    let place = Place { offset_bytes: 0, len_bytes: size_bytes };
     let mut wrong = 0;
     let (samples, sent) = round.alone(|| {
         round.time(|n| {
             let mut time = Duration::ZERO;
-            for ((from, to), number) in ways.into_iter().zip(2 * n..) {
+            for (way, number) in (0..2).zip(2 * n..) {
+                let [a, b] = &mut *sides;
+                let (from, to) = if way == 0 { (a, b) } else { (b, a) };
                 let spoil = spoiled.and_then(|(how, at)| (2 * at == number).then_some(how));
-                let (took, whole) = way(from, to, number, size_bytes, spoil, args.check(), trial)?;
+                let message = Message { n, number, place, spoil };
+                let (took, whole) = one_way(from, to, &message, args.check(), trial)?;
                 time += took;
                 wrong += u64::from(!whole);
             }
             Ok(time)
         })
     })?;
-    for side in [&a, &b] {
-        // A signal too many.
-        wrong += u64::from(side.end.poll().map_err(failed)?);
+    for side in sides {
+        wrong += too_many(side, trial)?;
     }
-    wired.stop(&name, 2 * sent, args.deadline())?;
-    Ok((samples, wrong))
+    Ok(((samples, wrong), sent))
 }
 
-/// One message: how long it took, and whether all of it was there with its signal.
-fn way(
-    from: &Side,
-    to: &Side,
+/// One message.
+struct Message {
+    /// Its round trip.
+    n: u64,
+    /// What its bytes follow from.
     number: u64,
-    size_bytes: u64,
+    place: Place,
     spoil: Option<Spoil>,
+}
+
+/// How long a message took, and whether all of it was there with its signal.
+fn one_way<S: Side>(
+    from: &mut S,
+    to: &mut S,
+    message: &Message,
     check: bool,
     trial: &Trial,
 ) -> Result<(Duration, bool), Failure> {
+    let &Message { n, number, place, spoil } = message;
     if check {
-        from.fill(0, size_bytes, number);
+        from.memory().fill(place, number);
     }
     if spoil == Some(Spoil::FlippedBit) {
-        from.source[0].fetch_xor(1, Ordering::Relaxed);
+        from.memory().source[0].fetch_xor(1, Ordering::Relaxed);
     }
     let start = Instant::now();
     match spoil {
-        Some(Spoil::NoData) => from.end.signal(1),
-        _ => from.end.put_signal(0, 0, size_bytes),
+        Some(Spoil::NoData) => from.signal(n, trial)?,
+        _ => from.put_signal(n, place, trial)?,
     }
-    .map_err(|source| Failure::proxy(trial.name(), source))?;
-    to.wait(trial)?;
+    from.kick(trial)?;
+    wait(to, n, trial)?;
     let took = start.elapsed();
-    Ok((took, !check || to.is_whole(0, size_bytes, number)))
+    Ok((took, !check || to.memory().is_whole(place, number)))
 }

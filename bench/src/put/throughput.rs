@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use portway_fifo::Heap;
 
-use super::side::Side;
+use super::side::{Channels, Place, Side, too_many, wait};
 use super::wired::Wired;
 use super::{NAME, reference};
 use crate::args::Args;
@@ -64,31 +64,58 @@ fn row(size_bytes: u64, runs: &[(Outcome, f64)]) -> Option<Row> {
 /// One run, and the bandwidth of memcpy beside it.
 fn measure(args: &Args, size_bytes: u64, pinning: &Pinning) -> Result<(Outcome, f64), Failure> {
     let name = format!("put throughput, {size_bytes} bytes");
-    let failed = |source| Failure::proxy(&name, source);
-    let count = window(size_bytes);
-    let wired = Wired::new(&Heap, size_bytes * count, args.deadline(), pinning.engine()).map_err(failed)?;
+    let wired = Wired::new(&Heap, size_bytes * window(size_bytes), args.deadline(), pinning.engine());
+    let ours =
+        through(args, &name, wired.map_err(|source| Failure::proxy(&name, source))?, size_bytes, pinning)?;
+    let memcpy = std::thread::scope(|scope| {
+        let memcpy = || reference::memcpy(size_bytes, window(size_bytes), warm_limit(args.limit()), pinning);
+        scope.spawn(memcpy).join().map_err(|_| Failure::Panicked { measurement: name.clone() })
+    })?;
+    Ok((ours, memcpy))
+}
+
+/// One run over ends that are wired already.
+pub fn through(
+    args: &Args,
+    name: &str,
+    wired: Wired,
+    size_bytes: u64,
+    pinning: &Pinning,
+) -> Result<Outcome, Failure> {
+    let failed = |source| Failure::proxy(name, source);
     let [from, to] = &wired.ends;
-    let (from, to) = (Side::new(from).map_err(failed)?, Side::new(to).map_err(failed)?);
-    let trial = &Trial::new(&name, 1, args.deadline());
-    let (ours, memcpy) = std::thread::scope(|scope| {
+    let mut sides = [Channels::new(from).map_err(failed)?, Channels::new(to).map_err(failed)?];
+    let (outcome, sent) = between(args, name, &mut sides, size_bytes, pinning)?;
+    wired.stop(name, sent, args.deadline())?;
+    Ok(outcome)
+}
+
+/// The same between two sides, from the first to the second; and how many puts there were.
+pub fn between<S: Side>(
+    args: &Args,
+    name: &str,
+    sides: &mut [S; 2],
+    size_bytes: u64,
+    pinning: &Pinning,
+) -> Result<(Outcome, u64), Failure> {
+    let count = window(size_bytes);
+    let trial = &Trial::new(name, 1, args.deadline());
+    let [from, to] = sides;
+    let Windows { sent, mut wrong, mut push, mut all } = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             pin(pinning.producer(0));
-            let ours = trial.part(|| windows(args, size_bytes, &from, &to, trial))?;
-            Some((ours, reference::memcpy(size_bytes, count, warm_limit(args.limit()), pinning)))
+            trial.part(|| windows(args, size_bytes, from, to, trial))
         });
         thread.join().ok().flatten().ok_or_else(|| trial.why())
     })?;
-    let Windows { sent, mut wrong, mut push, mut all } = ours;
-    // A signal too many.
-    wrong += u64::from(to.end.poll().map_err(failed)?);
-    wired.stop(&name, sent, args.deadline())?;
+    wrong += too_many(to, trial)?;
     let outcome = Outcome {
         iterations: count * all.len() as u64,
         push_mops: mops(count, middle(&mut push)),
         proc_mops: mops(count, middle(&mut all)),
         wrong: args.check().then_some(wrong),
     };
-    Ok((outcome, memcpy))
+    Ok((outcome, sent))
 }
 
 /// What the windows of a run came to.
@@ -105,33 +132,39 @@ struct Windows {
 }
 
 /// Windows until there are enough of them.
-fn windows(args: &Args, size_bytes: u64, from: &Side, to: &Side, trial: &Trial) -> Result<Windows, Failure> {
+fn windows<S: Side>(
+    args: &Args,
+    size_bytes: u64,
+    from: &mut S,
+    to: &mut S,
+    trial: &Trial,
+) -> Result<Windows, Failure> {
     let count = window(size_bytes);
     let mut windows = Windows::default();
-    let places = || (0..count).map(|place| place * size_bytes);
+    let places = || (0..count).map(|place| Place { offset_bytes: place * size_bytes, len_bytes: size_bytes });
     let iterations = args.iterations.unwrap_or(ITERATIONS);
     let phases = [(args.warmup, warm_limit(args.limit()), false), (iterations, args.limit(), true)];
-    let mut wait = trial.wait("windows of puts", args.warmup + iterations);
+    let mut wait_for_end = trial.wait("windows of puts", args.warmup + iterations);
     for (least, limit, counted) in phases {
         let (begin, before) = (Instant::now(), windows.sent);
         while windows.sent - before < least && begin.elapsed() < limit {
             if args.check() {
-                for (offset, number) in places().zip(windows.sent..) {
-                    from.fill(offset, size_bytes, number);
+                for (place, number) in places().zip(windows.sent..) {
+                    from.memory().fill(place, number);
                 }
             }
             let start = Instant::now();
-            for offset in places() {
-                let put = from.end.put_signal(offset, offset, size_bytes);
-                put.map_err(|source| Failure::proxy(trial.name(), source))?;
+            for (place, number) in places().zip(windows.sent..) {
+                from.put_signal(number, place, trial)?;
             }
+            from.kick(trial)?;
             let pushed = start.elapsed();
-            for _ in 0..count {
-                to.wait(trial)?;
+            for number in windows.sent..windows.sent + count {
+                wait(to, number, trial)?;
             }
             let all = start.elapsed();
             if args.check() {
-                let whole = |(offset, number)| to.is_whole(offset, size_bytes, number);
+                let whole = |(place, number)| to.memory().is_whole(place, number);
                 windows.wrong +=
                     places().zip(windows.sent..).filter(|&message| !whole(message)).count() as u64;
             }
@@ -140,7 +173,7 @@ fn windows(args: &Args, size_bytes: u64, from: &Side, to: &Side, trial: &Trial) 
                 windows.push.push(pushed);
                 windows.all.push(all);
             }
-            wait.step(windows.sent)?;
+            wait_for_end.step(windows.sent)?;
         }
     }
     Ok(windows)

@@ -18,7 +18,8 @@ pub struct Wired {
 
 /// One of two ends.
 pub struct End {
-    pub channel: PortChannel,
+    /// One a lane of its port, all with the same source and destination.
+    pub channels: Vec<PortChannel>,
     /// Where its puts read.
     pub source: Region,
     /// Where its peer's puts write.
@@ -29,12 +30,24 @@ pub struct End {
 struct Memory {
     source: LocalMemory,
     destination: LocalMemory,
-    signal: LocalMemory,
+    signals: Vec<LocalMemory>,
+}
+
+/// How two ends are connected, and how the engine that serves both is set up.
+pub struct Wiring<'a> {
+    pub transports: [&'a dyn Transport; 2],
+    /// Makes a signal word of one of them.
+    pub signal_word: &'a dyn Fn(&dyn Transport) -> Result<LocalMemory, Error>,
+    /// Channels each way.
+    pub channels: usize,
+    pub engine: Config,
+    /// The engine's core.
+    pub core: Option<usize>,
 }
 
 impl Wired {
-    /// Connects two ends with regions of `len_bytes` each, all in memory of `platform` that the processor reaches, and
-    /// starts their engine on a core.
+    /// Connects two ends over loopback, with regions of `len_bytes` each, all in memory of `platform` that the processor
+    /// reaches, and starts their engine on a core.
     pub fn new(
         platform: &dyn Platform,
         len_bytes: u64,
@@ -42,40 +55,61 @@ impl Wired {
         core: Option<usize>,
     ) -> Result<Self, Error> {
         let transport = Loopback::new(loopback::Config::default())?;
-        let memory = || -> Result<Memory, Error> {
-            let register = |len_bytes| Ok::<_, Error>(transport.register(&platform.host_memory(len_bytes)?)?);
+        let wiring = Wiring {
+            transports: [&transport, &transport],
+            signal_word: &|transport| Ok(transport.register(&platform.host_memory(8)?)?),
+            channels: 1,
+            engine: Config { deadline, max_channels: 2, ..Config::default() },
+            core,
+        };
+        Wired::between(platform, len_bytes, wiring)
+    }
+
+    /// The same over other transports.
+    pub fn between(platform: &dyn Platform, len_bytes: u64, wiring: Wiring) -> Result<Self, Error> {
+        let Wiring { transports, signal_word, channels, engine, core } = wiring;
+        let deadline = engine.deadline;
+        let memory = |transport: &dyn Transport| -> Result<Memory, Error> {
+            let register = || Ok::<_, Error>(transport.register(&platform.host_memory(len_bytes)?)?);
             Ok(Memory {
-                source: register(len_bytes)?,
-                destination: register(len_bytes)?,
-                signal: register(8)?,
+                source: register()?,
+                destination: register()?,
+                signals: (0..channels).map(|_| signal_word(transport)).collect::<Result<_, _>>()?,
             })
         };
-        let import = |memory: &LocalMemory| -> Result<RemoteMemory, Error> {
-            Ok(transport.import(&transport.export(memory)?)?)
-        };
-        let memories = [memory()?, memory()?];
-        let [(a, a_bytes), (b, b_bytes)] = [transport.endpoint()?, transport.endpoint()?];
-        let ports = [a.connect(&b_bytes, deadline)?, b.connect(&a_bytes, deadline)?];
+        let [a, b] = transports;
+        let memories = [memory(a)?, memory(b)?];
+        let [(a_end, a_bytes), (b_end, b_bytes)] = [a.endpoint()?, b.endpoint()?];
+        let ports = [a_end.connect(&b_bytes, deadline)?, b_end.connect(&a_bytes, deadline)?];
 
-        let mut engine = Engine::new(platform, Config { deadline, max_channels: 2, ..Config::default() })?;
-        let mut end = |here: &Memory, there: &Memory, port| -> Result<End, Error> {
+        let mut engine = Engine::new(platform, engine)?;
+        let mut end = |here: usize, port| -> Result<End, Error> {
+            let (mine, theirs) = (&memories[here], &memories[1 - here]);
+            let import = |memory: &LocalMemory| -> Result<RemoteMemory, Error> {
+                Ok(transports[here].import(&transports[1 - here].export(memory)?)?)
+            };
             let config = portway_fifo::Config { timeout: deadline, ..Default::default() };
             let (fifo, consumer) = Fifo::new(platform, config)?;
             let (fifo, port) = (engine.add_fifo(fifo, consumer)?, engine.add_port(port)?);
-            let channel = engine.add_channel(ChannelConfig {
-                fifo,
-                port,
-                source: here.source.clone(),
-                destination: import(&there.destination)?,
-                outbound: import(&there.signal)?,
-                inbound: here.signal.clone(),
-            })?;
-            let (source, destination) = (here.source.region.clone(), here.destination.region.clone());
-            Ok(End { channel, source, destination })
+            let mut channel = |(outbound, inbound): (&LocalMemory, &LocalMemory)| {
+                engine.add_channel(ChannelConfig {
+                    fifo,
+                    port,
+                    source: mine.source.clone(),
+                    destination: import(&theirs.destination)?,
+                    outbound: import(outbound)?,
+                    inbound: inbound.clone(),
+                })
+            };
+            let channels = theirs.signals.iter().zip(&mine.signals).map(&mut channel);
+            Ok(End {
+                channels: channels.collect::<Result<_, _>>()?,
+                source: mine.source.region.clone(),
+                destination: mine.destination.region.clone(),
+            })
         };
-        let [a, b] = &memories;
         let [a_port, b_port] = ports;
-        let ends = [end(a, b, a_port)?, end(b, a, b_port)?];
+        let ends = [end(0, a_port)?, end(1, b_port)?];
         // One core alone has to be shared.
         let idle = if core.is_some() { Idle::Spin } else { Idle::Yield };
         let cpus = core.into_iter().collect();
