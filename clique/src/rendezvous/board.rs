@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::CliqueError;
-use crate::rendezvous::{Post, Round};
+use crate::rendezvous::{MAX_PARTICIPANTS, Post, Round};
 
 /// The most rounds that are open at once. Whoever reaches it leaves rounds behind that nobody ends.
 pub(crate) const MAX_OPEN_ROUNDS: usize = 1024;
@@ -204,6 +204,17 @@ pub(crate) fn out_of_range(participant: u32, participants: u32) -> CliqueError {
         expected: format!("below {participants}"),
         seen: participant.to_string(),
     }
+}
+
+pub(crate) fn check_participants(participants: u32) -> Result<(), CliqueError> {
+    if (1..=MAX_PARTICIPANTS).contains(&participants) {
+        return Ok(());
+    }
+    Err(CliqueError::Config {
+        what: "participants".to_owned(),
+        expected: format!("1 to {MAX_PARTICIPANTS}"),
+        seen: participants.to_string(),
+    })
 }
 
 fn unexpected(key: &Key) -> CliqueError {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::CliqueError;
-use crate::rendezvous::board::{Board, Key, out_of_range};
-use crate::rendezvous::{Gathered, MAX_PARTICIPANTS, Post, Rendezvous, Round, check_message, end_of};
+use crate::rendezvous::board::{Board, Key, check_participants, out_of_range};
+use crate::rendezvous::{Gathered, Post, Rendezvous, Round, check_message, end_of};
 
 /// Where the participants of one process meet. Clones are the same place.
 ///
@@ -52,15 +52,9 @@ impl Hub {
     /// A place for so many participants.
     ///
     /// # Errors
-    /// [`CliqueError::Config`] for none, or more than [`MAX_PARTICIPANTS`].
+    /// [`CliqueError::Config`] for none, or more than [`MAX_PARTICIPANTS`](crate::rendezvous::MAX_PARTICIPANTS).
     pub fn new(participants: u32) -> Result<Self, CliqueError> {
-        if !(1..=MAX_PARTICIPANTS).contains(&participants) {
-            return Err(CliqueError::Config {
-                what: "participants".to_owned(),
-                expected: format!("1 to {MAX_PARTICIPANTS}"),
-                seen: participants.to_string(),
-            });
-        }
+        check_participants(participants)?;
         let state = State { board: Board::new(participants), joined: vec![false; participants as usize] };
         let shared = Shared { participants, state: Mutex::new(state), changed: Condvar::new() };
         Ok(Hub { shared: Arc::new(shared) })

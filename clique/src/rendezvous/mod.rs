@@ -1,19 +1,24 @@
 //! How the processes of a clique exchange small messages before there is a communicator: [`Rendezvous`].
 
 mod board;
+mod identity;
 mod in_process;
+mod tcp;
+mod wire;
 
 use core::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use crate::CliqueError;
 
+pub use identity::{JobToken, Membership};
 pub use in_process::{Hub, InProcess};
+pub use tcp::{Tcp, TcpConfig};
 
 /// The most participants of a rendezvous.
-pub const MAX_PARTICIPANTS: u32 = 1 << 16;
+pub const MAX_PARTICIPANTS: u32 = 1 << 14;
 /// The longest message of one participant in one round, in bytes.
-pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
+pub const MAX_MESSAGE_BYTES: usize = 1 << 16;
 /// The longest name of a clique or phase, in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
 
@@ -72,6 +77,13 @@ pub trait Rendezvous: Debug + Send + Sync {
     /// # Errors
     /// Whatever keeps messages from being carried. That somebody is missing is no error here: the caller sees the gaps.
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError>;
+
+    /// What is known of another participant, for messages: its process and host, whether it has come or gone. `None` if
+    /// nothing is known. Waits for nobody.
+    fn whereabouts(&self, participant: u32) -> Option<String> {
+        let _ = participant;
+        None
+    }
 }
 
 /// Refuses what no rendezvous carries.

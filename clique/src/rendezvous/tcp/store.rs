@@ -1,0 +1,445 @@
+//! [`Store`]: one thread that serves all connections and waits in one place.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, ErrorKind};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+
+use crate::CliqueError;
+use crate::rendezvous::board::{Board, Key};
+use crate::rendezvous::identity::{JobToken, Membership, system};
+use crate::rendezvous::tcp::connection::{Connection, Read1};
+use crate::rendezvous::tcp::seats::Seats;
+use crate::rendezvous::tcp::server::Shared;
+use crate::rendezvous::wire::{Frame, Hello, Wrong, encode_gathered};
+use crate::rendezvous::{Post, end_of};
+
+/// How long a connection may take to say whose it is.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// How long a frame may take from its first byte to its last.
+const FRAME_WITHIN: Duration = Duration::from_secs(10);
+/// How long a peer may take none of an answer.
+const WRITE_WITHIN: Duration = Duration::from_secs(60);
+/// How long nothing is accepted when the system has no descriptor for it.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// How many connections, beyond one a participant, may be there without having said whose they are. The oldest goes.
+const MAX_STRANGERS: usize = 256;
+const BACKLOG: i32 = 4096;
+const EVENTS: usize = 256;
+
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const FIRST_CONNECTION: u64 = 2;
+
+#[derive(Debug)]
+pub(super) struct Store {
+    epoll: rustix::fd::OwnedFd,
+    listener: TcpListener,
+    /// When to listen again, if not now.
+    accept_again: Option<Instant>,
+    shared: Arc<Shared>,
+    token: JobToken,
+    seats: Seats,
+    board: Board,
+    /// By number; none is used twice, so an event of one that is gone finds nothing.
+    connections: HashMap<u64, Connection>,
+    next: u64,
+    due: BTreeSet<(Instant, u64)>,
+    strangers: BTreeSet<u64>,
+    gathering: HashMap<Key, BTreeSet<u64>>,
+    answer: Option<Answer>,
+}
+
+/// The last answer, so that all who gather a round share one.
+#[derive(Debug)]
+struct Answer {
+    said: Arc<Vec<Option<Post>>>,
+    /// With gaps it also says where those are who are missing.
+    seats_seen: Option<u64>,
+    bytes: Arc<Vec<u8>>,
+}
+
+impl Store {
+    pub(super) fn new(listener: TcpListener, member: &Membership, shared: Arc<Shared>) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        rustix::net::listen(&listener, BACKLOG)?; // the standard library's is too short for a job that starts at once
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &shared.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        Ok(Store {
+            epoll,
+            listener,
+            accept_again: None,
+            shared,
+            token: member.token.clone(),
+            seats: Seats::new(member.participants),
+            board: Board::new(member.participants),
+            connections: HashMap::new(),
+            next: FIRST_CONNECTION,
+            due: BTreeSet::new(),
+            strangers: BTreeSet::new(),
+            gathering: HashMap::new(),
+            answer: None,
+        })
+    }
+
+    /// Serves until its owner closes it, and then until everybody has left or the owner's limit is over.
+    pub(super) fn run(mut self) -> Result<(), CliqueError> {
+        let mut events = Vec::with_capacity(EVENTS);
+        let mut closing_since = None;
+        loop {
+            let close_by = self.shared.close_by();
+            if let Some(end) = close_by {
+                let since = *closing_since.get_or_insert_with(Instant::now);
+                if self.seats.nobody_is_here() {
+                    return Ok(());
+                }
+                if Instant::now() >= end {
+                    return Err(CliqueError::Timeout {
+                        what: "closing the store".to_owned(),
+                        expected: "every participant to leave".to_owned(),
+                        seen: self.seats.who_is_here(),
+                        waited: since.elapsed(),
+                    });
+                }
+            }
+            let first_due = self.due.first().map(|(at, _)| *at);
+            let next = [first_due, close_by, self.accept_again].into_iter().flatten().min();
+            self.wait(&mut events, next).map_err(|error| system("the store", error))?;
+            for event in events.drain(..) {
+                let (flags, data): (epoll::EventFlags, epoll::EventData) = (event.flags, event.data);
+                match data.u64() {
+                    LISTENER => self.accept(),
+                    WAKE => drop(rustix::io::read(&self.shared.wake, &mut [0; 8])),
+                    id => self.ready(id, flags),
+                }
+            }
+            self.expire(Instant::now());
+        }
+    }
+
+    /// Waits for events until `next`.
+    fn wait(&self, events: &mut Vec<epoll::Event>, next: Option<Instant>) -> io::Result<()> {
+        let wait = next.map(|next| next.saturating_duration_since(Instant::now()));
+        let wait = wait.map(|wait| Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        });
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), wait.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, from)) => {
+                    let id = self.next;
+                    self.next += 1;
+                    let data = epoll::EventData::new_u64(id);
+                    let made = stream
+                        .set_nonblocking(true)
+                        .and_then(|()| stream.set_nodelay(true))
+                        .and_then(|()| Ok(epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN)?));
+                    if made.is_err() {
+                        continue; // the connection is closed with `stream`
+                    }
+                    self.connections.insert(id, Connection::new(stream, from));
+                    self.set_due(id, Some(Instant::now() + HELLO_WITHIN));
+                    self.strangers.insert(id);
+                    if self.strangers.len() > MAX_STRANGERS + self.seats.len() {
+                        let oldest = self.strangers.first().copied().unwrap_or(id);
+                        self.turn_away(oldest, Wrong::new("greeting", "before many others", "none"), false);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // No descriptor is left, for example. Looking again at once would find the same.
+                    let _ = epoll::delete(&self.epoll, &self.listener);
+                    self.accept_again = Some(Instant::now() + ACCEPT_AGAIN);
+                    self.shared.turn_away(system("accepting a connection", error));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn ready(&mut self, id: u64, flags: epoll::EventFlags) {
+        if flags.contains(epoll::EventFlags::OUT) {
+            self.flush(id);
+        }
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if connection.has_to_write() {
+            // A peer that is gone is seen by writing to it.
+            if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+                self.drop_connection(id);
+            }
+            return;
+        }
+        match connection.read() {
+            Ok(Read1::Nothing) => {
+                if connection.has_part_of_a_frame()
+                    && connection.participant.is_some()
+                    && connection.due.is_none()
+                {
+                    self.set_due(id, Some(Instant::now() + FRAME_WITHIN));
+                }
+            }
+            Ok(Read1::End) | Err(_) => self.drop_connection(id),
+            Ok(Read1::Wrong(wrong)) => self.turn_away(id, wrong, true),
+            Ok(Read1::Frame(frame)) => {
+                self.set_due(id, None);
+                self.serve(id, frame);
+            }
+        }
+    }
+
+    fn serve(&mut self, id: u64, frame: Frame) {
+        let participant = self.connections.get(&id).and_then(|connection| connection.participant);
+        match (participant, frame) {
+            (None, Frame::Hello(hello)) => self.greet(id, hello),
+            (Some(participant), Frame::Post { key, post }) => {
+                let ended = match self.board.post(participant, &key, post) {
+                    Ok(ended) => {
+                        self.send(id, Arc::new(Frame::Posted.encode()));
+                        ended
+                    }
+                    Err(error) => {
+                        self.refuse(id, error);
+                        false
+                    }
+                };
+                self.answer = self.answer.take().filter(|answer| answer.seats_seen.is_none());
+                if ended {
+                    self.wake(&key);
+                }
+            }
+            (Some(_), Frame::Gather { key, within }) => {
+                self.set_due(id, Some(end_of(within)));
+                self.gathering.entry(key.clone()).or_default().insert(id);
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.gathering = Some(key);
+                }
+                self.answer_gather(id, within.is_zero());
+            }
+            (Some(participant), Frame::Goodbye) => {
+                self.seats.goodbye(participant);
+                self.drop_connection(id);
+            }
+            (participant, frame) => {
+                let expected = if participant.is_some() { "post, gather or goodbye" } else { "greeting" };
+                let kind: String = format!("{frame:?}").chars().take(40).collect();
+                self.turn_away(id, Wrong::new("frame", expected, kind), true);
+            }
+        }
+    }
+
+    fn greet(&mut self, id: u64, hello: Hello) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let from = connection.from;
+        let wrong = if hello.token != self.token.bytes() {
+            Err(Wrong::new(
+                "job token",
+                "that of this job",
+                format!("another one, of {} bytes", hello.token.len()),
+            ))
+        } else {
+            self.seats.sit(&hello, from)
+        };
+        match wrong {
+            Ok(()) => {
+                connection.participant = Some(hello.participant);
+                self.strangers.remove(&id);
+                self.send(id, Arc::new(Frame::Welcome.encode()));
+            }
+            Err(wrong) => {
+                let peer = format!("participant {}, {}, from {from}", hello.participant, hello.name);
+                self.turn_away_as(id, wrong, true, peer);
+            }
+        }
+    }
+
+    /// Answers whoever waits in this round, or in those that it has ended.
+    fn wake(&mut self, key: &Key) {
+        let of_key = |other: &Key| other.clique == key.clique && other.attempt <= key.attempt;
+        let ids = self.gathering.iter().filter(|(other, _)| of_key(other)).flat_map(|(_, ids)| ids).copied();
+        for id in ids.collect::<Vec<_>>() {
+            self.answer_gather(id, false);
+        }
+    }
+
+    /// Answers a gather if it may end now, and if it is `over` in any case.
+    fn answer_gather(&mut self, id: u64, over: bool) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let (Some(key), Some(participant)) = (&connection.gathering, connection.participant) else { return };
+        match self.board.gather(participant, key, over) {
+            Ok(None) => {}
+            Ok(Some(said)) => {
+                self.gathered(id);
+                let bytes = self.encode(said);
+                self.send(id, bytes);
+            }
+            Err(error) => {
+                self.gathered(id);
+                self.refuse(id, error);
+            }
+        }
+    }
+
+    fn encode(&mut self, said: Arc<Vec<Option<Post>>>) -> Arc<Vec<u8>> {
+        let seats_seen = said.iter().any(Option::is_none).then(|| self.seats.changes());
+        match &self.answer {
+            Some(last) if Arc::ptr_eq(&last.said, &said) && last.seats_seen == seats_seen => {
+                last.bytes.clone()
+            }
+            _ => {
+                let missing: Vec<String> = said
+                    .iter()
+                    .zip(0..)
+                    .map(|(post, participant)| match post {
+                        Some(_) => String::new(),
+                        None => self.seats.whereabouts(participant),
+                    })
+                    .collect();
+                let each = said.iter().zip(&missing).map(|(post, missing)| post.as_ref().ok_or(missing));
+                let bytes = Arc::new(encode_gathered(said.len(), each));
+                self.answer = Some(Answer { said, seats_seen, bytes: bytes.clone() });
+                bytes
+            }
+        }
+    }
+
+    /// A connection does not wait in its round any more.
+    fn gathered(&mut self, id: u64) {
+        self.set_due(id, None);
+        let Some(key) = self.connections.get_mut(&id).and_then(|connection| connection.gathering.take())
+        else {
+            return;
+        };
+        if let Some(ids) = self.gathering.get_mut(&key) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.gathering.remove(&key);
+            }
+        }
+    }
+
+    fn refuse(&mut self, id: u64, error: CliqueError) {
+        let refused = match error {
+            CliqueError::Config { what, expected, seen } => Frame::Refused { what, expected, seen },
+            other => Frame::Refused { what: other.to_string(), expected: String::new(), seen: String::new() },
+        };
+        self.send(id, Arc::new(refused.encode()));
+    }
+
+    fn turn_away(&mut self, id: u64, wrong: Wrong, say_so: bool) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let peer = match connection.participant {
+            Some(participant) => self.seats.name(participant),
+            None => format!("somebody at {}", connection.from),
+        };
+        self.turn_away_as(id, wrong, say_so, peer);
+    }
+
+    fn turn_away_as(&mut self, id: u64, wrong: Wrong, say_so: bool, peer: String) {
+        self.shared.turn_away(wrong.clone().from(&peer));
+        if !say_so {
+            return self.drop_connection(id);
+        }
+        self.gathered(id);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.last_words = true;
+            let Wrong { what, expected, seen } = wrong;
+            let what = format!("the store turns away {peer}: {what}");
+            self.send(id, Arc::new(Frame::Refused { what, expected, seen }.encode()));
+        }
+    }
+
+    fn send(&mut self, id: u64, bytes: Arc<Vec<u8>>) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.push(bytes);
+            self.flush(id);
+        }
+    }
+
+    fn flush(&mut self, id: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Ok(some) = connection.write() else { return self.drop_connection(id) };
+        let (more, last_words) = (connection.has_to_write(), connection.last_words);
+        if !more && last_words {
+            return self.drop_connection(id);
+        }
+        let flags = if more { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+        let changed = epoll::modify(&self.epoll, connection.stream(), epoll::EventData::new_u64(id), flags);
+        if changed.is_err() {
+            return self.drop_connection(id);
+        }
+        if !more {
+            self.set_due(id, None);
+        } else if some || connection.due.is_none() {
+            self.set_due(id, Some(Instant::now() + WRITE_WITHIN));
+        }
+    }
+
+    fn set_due(&mut self, id: u64, due: Option<Instant>) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if let Some(old) = connection.due.take() {
+            self.due.remove(&(old, id));
+        }
+        connection.due = due;
+        self.due.extend(due.map(|at| (at, id)));
+    }
+
+    fn expire(&mut self, now: Instant) {
+        if self.accept_again.is_some_and(|again| again <= now) {
+            let data = epoll::EventData::new_u64(LISTENER);
+            let again = epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN);
+            self.accept_again = again.err().map(|_| now + ACCEPT_AGAIN);
+        }
+        while let Some((at, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
+            self.due.remove(&(at, id));
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.due = None;
+            if connection.gathering.is_some() {
+                self.answer_gather(id, true);
+            } else if connection.has_to_write() {
+                self.turn_away(
+                    id,
+                    Wrong::new("pace", format!("an answer read within {WRITE_WITHIN:?}"), "none"),
+                    false,
+                );
+            } else if connection.participant.is_some() {
+                let seen = connection.seen();
+                self.turn_away(
+                    id,
+                    Wrong::new("pace", format!("a frame within {FRAME_WITHIN:?}"), seen),
+                    false,
+                );
+            } else {
+                let seen = connection.seen();
+                self.turn_away(
+                    id,
+                    Wrong::new("pace", format!("a greeting within {HELLO_WITHIN:?}"), seen),
+                    false,
+                );
+            }
+        }
+    }
+
+    fn drop_connection(&mut self, id: u64) {
+        self.gathered(id);
+        self.set_due(id, None);
+        self.strangers.remove(&id);
+        if let Some(connection) = self.connections.remove(&id) {
+            if let Some(participant) = connection.participant {
+                self.seats.leave(participant);
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! How tests bring participants together.
+#![allow(dead_code)] // each test program uses a part
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use portway_clique::rendezvous::{Hub, JobToken, Membership, Post, Rendezvous, Round, Tcp, TcpConfig};
+
+/// How long a test waits for what has to happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub const LOCALHOST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// The kinds of rendezvous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    InProcess,
+    Tcp,
+}
+
+pub const KINDS: [Kind; 2] = [Kind::InProcess, Kind::Tcp];
+
+pub fn member(participant: u32, participants: u32) -> Membership {
+    Membership { token: JobToken::new(*b"a test's token").unwrap(), participant, participants }
+}
+
+pub fn tcp(participant: u32, participants: u32, address: SocketAddr) -> TcpConfig {
+    TcpConfig { member: member(participant, participants), address, within: PATIENCE }
+}
+
+/// All participants of a rendezvous. Participant 0 leaves last, because it waits for the others.
+pub struct Members(Vec<Arc<dyn Rendezvous>>);
+
+impl Deref for Members {
+    type Target = [Arc<dyn Rendezvous>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
+}
+
+pub fn meet(kind: Kind, participants: u32) -> Members {
+    Members(match kind {
+        Kind::InProcess => {
+            let hub = Hub::new(participants).unwrap();
+            (0..participants).map(|participant| Arc::new(hub.join(participant).unwrap()) as _).collect()
+        }
+        Kind::Tcp => {
+            let first = Tcp::start(tcp(0, participants, LOCALHOST)).unwrap();
+            let address = first.address();
+            let rest =
+                (1..participants).map(|p| Arc::new(Tcp::start(tcp(p, participants, address)).unwrap()) as _);
+            std::iter::once(Arc::new(first) as _).chain(rest).collect()
+        }
+    })
+}
+
+pub fn round(attempt: u64, phase: &'static str) -> Round {
+    Round { clique: "test".to_owned(), attempt, phase }
+}
+
+pub fn ok(text: &str) -> Post {
+    Post::Ok(text.as_bytes().to_vec())
+}
+
+pub fn text(said: Option<Post>) -> String {
+    match said {
+        Some(Post::Ok(bytes)) => String::from_utf8(bytes).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
