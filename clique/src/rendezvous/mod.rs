@@ -1,6 +1,7 @@
 //! How the processes of a clique exchange small messages before there is a communicator: [`Rendezvous`].
 
 mod board;
+mod file;
 mod identity;
 mod in_process;
 mod tcp;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::CliqueError;
 
+pub use file::{SharedFile, SharedFileConfig};
 pub use identity::{JobToken, Membership};
 pub use in_process::{Hub, InProcess};
 pub use tcp::{Tcp, TcpConfig};

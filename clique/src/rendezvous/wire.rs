@@ -22,7 +22,7 @@ pub(crate) const MAX_TOKEN_BYTES: usize = 256;
 /// The longest text of a refusal, and the longest name of a peer.
 const MAX_TEXT_BYTES: usize = 512;
 /// The longest body of a frame whose sender is not known yet.
-pub(crate) const MAX_HELLO_BYTES: usize = 1024;
+pub(crate) const MAX_HELLO_BYTES: usize = 2048;
 /// The longest body of a participant's frame: a message, its round, and their lengths.
 pub(crate) const MAX_REQUEST_BYTES: usize = MAX_MESSAGE_BYTES + 2 * MAX_NAME_BYTES + 64;
 /// The longest body of an answer: everybody's longest message.
@@ -66,6 +66,13 @@ pub(crate) enum Frame {
     /// What was said, or where those are who have said nothing.
     Gathered(Vec<Result<Post, String>>),
     Goodbye,
+    /// Participant 0's answer to a hello that came as a file.
+    Run {
+        /// Whose hello it answers.
+        to: Instance,
+        /// The run that it is part of, or the parts of a [`CliqueError::Config`].
+        run: Result<Instance, [String; 3]>,
+    },
 }
 
 /// What is wrong with some bytes; who sent them is added where that is known.
@@ -141,6 +148,16 @@ impl Frame {
             }
             Frame::Gathered(said) => encode_gathered(said.len(), said.iter().map(|said| said.as_ref())),
             Frame::Goodbye => Writer::new(8).finish(),
+            Frame::Run { to, run } => {
+                let mut w = Writer::new(9);
+                w.0.extend_from_slice(to);
+                w.0.push(run.is_ok().into());
+                match run {
+                    Ok(run) => w.0.extend_from_slice(run),
+                    Err(parts) => parts.iter().for_each(|text| w.text(text)),
+                }
+                w.finish()
+            }
         }
     }
 
@@ -191,7 +208,19 @@ impl Frame {
                 Frame::Gathered(said)
             }
             8 => Frame::Goodbye,
-            other => return Err(Wrong::new("kind of frame", "1 to 8", other)),
+            9 => Frame::Run {
+                to: r.take()?,
+                run: match r.u8()? {
+                    0 => Err([
+                        r.text("refusal", MAX_TEXT_BYTES)?,
+                        r.text("refusal", MAX_TEXT_BYTES)?,
+                        r.text("refusal", MAX_TEXT_BYTES)?,
+                    ]),
+                    1 => Ok(r.take()?),
+                    other => return Err(Wrong::new("answer", "0 or 1", other)),
+                },
+            },
+            other => return Err(Wrong::new("kind of frame", "1 to 9", other)),
         };
         if r.at != bytes.len() {
             return Err(Wrong::new("length", format!("{} bytes", r.at), format!("{} bytes", bytes.len())));
@@ -378,6 +407,8 @@ mod tests {
             Frame::Gather { key, within: Duration::from_millis(1500) },
             Frame::Gathered(vec![Ok(Post::Failed(vec![4])), Err("has not come".to_owned())]),
             Frame::Goodbye,
+            Frame::Run { to: [1; 16], run: Ok([2; 16]) },
+            Frame::Run { to: [1; 16], run: Err(["what", "expected", "seen"].map(str::to_owned)) },
         ]
     }
 
@@ -412,7 +443,7 @@ mod tests {
         };
         assert!(change(0, b'q').starts_with("somebody sent a wrong magic"), "{}", change(0, b'q'));
         assert_eq!(change(4, 2), "somebody sent a wrong protocol version: expected 1, seen 2");
-        assert!(change(6, 9).contains("kind of frame"));
+        assert!(change(6, 99).contains("kind of frame"));
         assert!(change(10, 9).contains("at most 1000 bytes"));
         assert!(change(14, 9).contains("length of the token"));
         assert!(change(60, 0xff).contains("UTF-8"), "{}", change(60, 0xff));
@@ -421,7 +452,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic_or_pass_unchecked(
-            which in 0usize..8,
+            which in 0usize..10,
             changes in proptest::collection::vec((4usize..200, any::<u8>()), 1..6),
         ) {
             let mut bytes = frames()[which].encode();

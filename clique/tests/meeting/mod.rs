@@ -3,10 +3,14 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use portway_clique::rendezvous::{Hub, JobToken, Membership, Post, Rendezvous, Round, Tcp, TcpConfig};
+use portway_clique::rendezvous::{
+    Hub, JobToken, Membership, Post, Rendezvous, Round, SharedFile, SharedFileConfig, Tcp, TcpConfig,
+};
 
 /// How long a test waits for what has to happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -18,9 +22,10 @@ pub const LOCALHOST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr:
 pub enum Kind {
     InProcess,
     Tcp,
+    SharedFile,
 }
 
-pub const KINDS: [Kind; 2] = [Kind::InProcess, Kind::Tcp];
+pub const KINDS: [Kind; 3] = [Kind::InProcess, Kind::Tcp, Kind::SharedFile];
 
 pub fn member(participant: u32, participants: u32) -> Membership {
     Membership { token: JobToken::new(*b"a test's token").unwrap(), participant, participants }
@@ -28,6 +33,24 @@ pub fn member(participant: u32, participants: u32) -> Membership {
 
 pub fn tcp(participant: u32, participants: u32, address: SocketAddr) -> TcpConfig {
     TcpConfig { member: member(participant, participants), address, within: PATIENCE }
+}
+
+pub fn file(participant: u32, participants: u32, directory: &Path) -> SharedFileConfig {
+    SharedFileConfig {
+        member: member(participant, participants),
+        directory: directory.to_owned(),
+        within: PATIENCE,
+    }
+}
+
+/// A folder that nobody else uses.
+pub fn fresh_folder() -> PathBuf {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("meeting-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
 }
 
 /// All participants of a rendezvous. Participant 0 leaves last, because it waits for the others.
@@ -59,6 +82,14 @@ pub fn meet(kind: Kind, participants: u32) -> Members {
             let rest =
                 (1..participants).map(|p| Arc::new(Tcp::start(tcp(p, participants, address)).unwrap()) as _);
             std::iter::once(Arc::new(first) as _).chain(rest).collect()
+        }
+        Kind::SharedFile => {
+            let directory = fresh_folder();
+            let start = &|p| SharedFile::start(file(p, participants, &directory)).unwrap();
+            std::thread::scope(|scope| {
+                let all: Vec<_> = (0..participants).map(|p| scope.spawn(move || start(p))).collect();
+                all.into_iter().map(|one| Arc::new(one.join().unwrap()) as _).collect()
+            })
         }
     })
 }

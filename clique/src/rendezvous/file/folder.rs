@@ -1,0 +1,187 @@
+//! Files that others may have written: read with limits, written as a whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use crate::CliqueError;
+use crate::rendezvous::identity::system;
+use crate::rendezvous::wire::Wrong;
+
+fn at(what: &str, path: &Path, error: io::Error) -> CliqueError {
+    system(format!("{what} {}", path.display()), error)
+}
+
+fn foreign(path: &Path, what: &'static str, expected: impl ToString, seen: impl ToString) -> CliqueError {
+    Wrong::new(what, expected, seen).from(&format!("whoever wrote {}", path.display()))
+}
+
+/// A folder of one job, whose files belong to one user.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    /// Whose files count: those of whoever this process writes as.
+    owner: u32,
+}
+
+impl Folder {
+    /// A folder that is there, or is made. Its owner has to be `owner`.
+    pub(super) fn open(path: PathBuf, owner: u32) -> Result<Self, CliqueError> {
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(at("making the folder", &path, error)),
+        }
+        let data = fs::symlink_metadata(&path).map_err(|error| at("looking at", &path, error))?;
+        if !data.is_dir() {
+            return Err(foreign(&path, "kind of file", "a folder", kind(&data)));
+        }
+        if data.uid() != owner {
+            return Err(foreign(&path, "owner", owner, data.uid()));
+        }
+        Ok(Folder { path, owner })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The whole of a small file; `None` if there is none.
+    pub(super) fn read(&self, name: &str, most: usize) -> Result<Option<Vec<u8>>, CliqueError> {
+        let path = self.file(name);
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK; // a pipe must not make it wait
+        let opened = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(&path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+                return Err(foreign(&path, "kind of file", "a regular file", "a symbolic link"));
+            }
+            Err(error) => return Err(at("opening", &path, error)),
+        };
+        let data = file.metadata().map_err(|error| at("looking at", &path, error))?;
+        if !data.is_file() {
+            return Err(foreign(&path, "kind of file", "a regular file", kind(&data)));
+        }
+        if data.uid() != self.owner {
+            return Err(foreign(&path, "owner", self.owner, data.uid()));
+        }
+        let mut bytes = Vec::new();
+        let read = file.take(most as u64 + 1).read_to_end(&mut bytes);
+        read.map_err(|error| at("reading", &path, error))?;
+        if bytes.len() > most {
+            let seen = format!("{} bytes", data.len().max(bytes.len() as u64));
+            return Err(foreign(&path, "length", format!("at most {most} bytes"), seen));
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Writes a file so that others see all of it or nothing. One that is there is replaced.
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CliqueError> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let (path, part) = (self.file(name), self.file(&format!(".{name}.{}.{count}", std::process::id())));
+        let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
+        let written =
+            written.and_then(|mut file| file.write_all(bytes)).and_then(|()| fs::rename(&part, &path));
+        written.map_err(|error| {
+            let _ = fs::remove_file(&part);
+            at("writing", &path, error)
+        })
+    }
+
+    /// The names in it; none if the folder is gone.
+    pub(super) fn names(&self) -> Result<Vec<String>, CliqueError> {
+        let failed = |error| at("listing", &self.path, error);
+        let entries = match fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            // A name that is no text is none of ours.
+            names.extend(entry.map_err(failed)?.file_name().into_string());
+        }
+        Ok(names)
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        fs::symlink_metadata(self.file(name)).is_ok()
+    }
+
+    /// Removes a file or folder that may be gone already. What cannot be removed stays: nothing depends on it.
+    pub(super) fn remove(&self, name: &str) {
+        let path = self.file(name);
+        match fs::symlink_metadata(&path) {
+            Ok(data) if data.is_dir() => drop(fs::remove_dir_all(&path)),
+            Ok(_) => drop(fs::remove_file(&path)),
+            Err(_) => {}
+        }
+    }
+}
+
+fn kind(data: &fs::Metadata) -> &'static str {
+    match data.file_type() {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_symlink() => "a symbolic link",
+        kind if kind.is_file() => "a regular file",
+        _ => "a device, pipe or socket",
+    }
+}
+
+/// The user whom this process makes files as, which on some file systems is not the user it runs as.
+pub(super) fn owner_of_new_files(directory: &Path) -> Result<u32, CliqueError> {
+    let path = directory.join(format!(".portway.{}", std::process::id()));
+    let _ = fs::remove_file(&path);
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    let owner = file.and_then(|file| file.metadata()).map(|data| data.uid());
+    let _ = fs::remove_file(&path);
+    owner.map_err(|error| at("writing", &path, error))
+}
+
+/// A file that is locked while its process lives.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+    /// Whether the file system has locks.
+    pub(super) is_real: bool,
+}
+
+impl Lock {
+    /// `None`: somebody else has it.
+    pub(super) fn take(folder: &Folder, name: &str) -> Result<Option<Self>, CliqueError> {
+        let path = folder.file(name);
+        // A holder that leaves removes the file. Whoever had opened it by then has to look again.
+        for _ in 0..100 {
+            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+            let file = options.open(&path).map_err(|error| at("opening", &path, error))?;
+            let is_real = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => true,
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => false,
+                Err(errno) => return Err(at("locking", &path, errno.into())),
+            };
+            let same = |data: fs::Metadata| file.metadata().is_ok_and(|own| own.ino() == data.ino());
+            if fs::symlink_metadata(&path).is_ok_and(same) {
+                return Ok(Some(Lock { _file: file, is_real }));
+            }
+        }
+        Err(foreign(&path, "file", "one that stays", "another one each time"))
+    }
+}
