@@ -85,14 +85,54 @@ pub struct Args {
     #[arg(long, value_name = "LO:HI:STEP", default_value = "10:80:10", value_parser = rates)]
     rate: (u64, u64, u64),
 
+    /// RDMA device by name, or two with a comma between them: one for each end [default: the first with an active port]
+    #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', num_args = 1, action = clap::ArgAction::Set)]
+    pub devices: Vec<String>,
+
+    /// Index in the GID table of both devices [default: RoCE v2, routable]
+    #[arg(short = 'x', value_name = "INDEX")]
+    pub gid_index: Option<u8>,
+
+    /// Queue pairs of the connection; a channel goes over each
+    #[arg(short = 'q', value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub queue_pairs: u64,
+
+    /// Puts with signals that a queue pair has under way at most
+    #[arg(short = 't', value_name = "COUNT", default_value_t = 128, value_parser = clap::value_parser!(u64).range(32..=8192))]
+    pub tx_depth: u64,
+
+    /// Bytes up to which the references send data inline; the transport does so with signals alone
+    #[arg(short = 'I', value_name = "BYTES", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1024))]
+    pub inline_bytes: u64,
+
+    /// Puts with signals that are posted together at most
+    #[arg(short = 'l', value_name = "COUNT", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub post_list: u64,
+
     /// Spins of an idle consumer between two looks
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub poll: u64,
 }
 
 /// The flags that shape a layer; the others mean the same to each.
-const SHAPE: &[&str] =
-    &["producers", "depth", "batch", "channels", "drain", "begin", "end", "factor", "rate", "poll"];
+const SHAPE: &[&str] = &[
+    "producers",
+    "depth",
+    "batch",
+    "channels",
+    "drain",
+    "begin",
+    "end",
+    "factor",
+    "rate",
+    "devices",
+    "gid_index",
+    "queue_pairs",
+    "tx_depth",
+    "inline_bytes",
+    "post_list",
+    "poll",
+];
 
 /// The rings that software pushes into unless `--depth` says otherwise.
 pub const DEPTH: &[u64] = &[64, 512, 2048];
@@ -134,6 +174,14 @@ impl Args {
         }
         if args.begin > args.end {
             let text = format!("-b {} is more than -e {}", args.begin, args.end);
+            return refuse(ErrorKind::ValueValidation, text);
+        }
+        if args.devices.len() > 2 {
+            let text = format!("-d names {} devices: one, or one for each end", args.devices.len());
+            return refuse(ErrorKind::ValueValidation, text);
+        }
+        if args.post_list > args.tx_depth {
+            let text = format!("-l {} is more than -t {}", args.post_list, args.tx_depth);
             return refuse(ErrorKind::ValueValidation, text);
         }
         Ok(args)
@@ -199,6 +247,12 @@ fn dashed(id: &str) -> String {
         "begin" => "-b".into(),
         "end" => "-e".into(),
         "factor" => "-f".into(),
+        "devices" => "-d".into(),
+        "gid_index" => "-x".into(),
+        "queue_pairs" => "-q".into(),
+        "tx_depth" => "-t".into(),
+        "inline_bytes" => "-I".into(),
+        "post_list" => "-l".into(),
         long => format!("--{long}"),
     }
 }

@@ -2,11 +2,10 @@
 
 use std::fmt::Write;
 
-use portway_transport_ib::{Config, Ib};
-
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::fifo;
+use crate::ib;
 use crate::proxy;
 use crate::put;
 use crate::report::{Report, TimeUnit};
@@ -22,8 +21,8 @@ pub struct Layer {
     pub measures: &'static str,
     /// What a machine must have for it.
     pub needs: &'static str,
-    /// How it is measured, or what says what is lacking here.
-    pub find: Result<Run, fn() -> String>,
+    /// How it is measured, or what this machine lacks for it.
+    pub find: fn(&Args) -> Result<Run, String>,
     /// The flags that shape it, by their ids in [`Args`]. Others are refused when only this layer runs.
     pub flags: &'static [&'static str],
     /// The unit of times in its tables.
@@ -35,28 +34,15 @@ pub static ALL: &[Layer] = &[
     fifo::LAYER,
     proxy::LAYER,
     put::LAYER,
-    unmeasured("ib", "the InfiniBand transport", "libibverbs and an RDMA device", || {
-        match Ib::open(Config::default()) {
-            Err(lacking) => lacking.to_string(),
-            Ok(ib) => format!("{} is there, but nothing measures it yet", ib.device()),
-        }
-    }),
-    unmeasured("ipc", "the CUDA IPC transport", "libcuda and two GPUs, or one twice", || {
-        CONTRACT_ONLY.into()
-    }),
-    unmeasured("clique", "making communicators", "libnccl and a GPU", || CONTRACT_ONLY.into()),
+    ib::LAYER,
+    unmeasured("ipc", "the CUDA IPC transport", "libcuda and two GPUs, or one twice"),
+    unmeasured("clique", "making communicators", "libnccl and a GPU"),
 ];
 
-const CONTRACT_ONLY: &str = "its crate is a contract so far, with no code to measure";
-
-/// A layer that nothing measures, and why.
-const fn unmeasured(
-    name: &'static str,
-    measures: &'static str,
-    needs: &'static str,
-    why: fn() -> String,
-) -> Layer {
-    Layer { name, measures, needs, find: Err(why), flags: &[], unit: TimeUnit::Microseconds }
+/// A layer that nothing measures yet.
+const fn unmeasured(name: &'static str, measures: &'static str, needs: &'static str) -> Layer {
+    let find = |_: &Args| Err("its crate is a contract so far, with no code to measure".into());
+    Layer { name, measures, needs, find, flags: &[], unit: TimeUnit::Microseconds }
 }
 
 /// The layer of that name.
@@ -65,12 +51,12 @@ pub fn by_name(name: &str) -> Option<&'static Layer> {
 }
 
 /// What `portway-bench list` prints.
-pub fn list() -> String {
+pub fn list(args: &Args) -> String {
     let mut text = String::from("# layer   here     needs; what is measured\n");
     for layer in ALL {
-        let (here, why) = match layer.find {
+        let (here, why) = match (layer.find)(args) {
             Ok(_) => ("yes", String::new()),
-            Err(lacking) => ("waived", format!(" ({})", lacking())),
+            Err(lacking) => ("waived", format!(" ({lacking})")),
         };
         let Layer { name, measures, needs, .. } = layer;
         let _ = writeln!(text, "  {name:7} {here:8} needs {needs}; {measures}{why}");
@@ -81,16 +67,18 @@ pub fn list() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args;
 
     #[test]
     fn list_names_each_layer_and_what_it_lacks() {
-        let text = list();
+        let args = args::parse("list").unwrap();
+        let text = list(&args);
         for layer in ALL {
             let line = text.lines().find(|line| line.split_whitespace().next() == Some(layer.name)).unwrap();
             assert!(line.contains(layer.needs), "{line}");
-            match layer.find {
+            match (layer.find)(&args) {
                 Ok(_) => assert!(line.contains(" yes "), "{line}"),
-                Err(why) => assert!(line.contains("waived") && line.contains(&why()), "{line}"),
+                Err(why) => assert!(line.contains("waived") && line.contains(&why), "{line}"),
             }
         }
     }

@@ -5,6 +5,7 @@ mod args;
 mod failure;
 mod fifo;
 mod gpu;
+mod ib;
 mod layer;
 mod machine;
 mod proxy;
@@ -28,7 +29,7 @@ use report::{Report, Status};
 fn main() -> ExitCode {
     let args = Args::from_command_line();
     let outcome = match args.what() {
-        What::List => say(&layer::list()).map(|()| 0),
+        What::List => say(&layer::list(&args)).map(|()| 0),
         What::Layers(layers) => run(&args, &layers),
     };
     match outcome {
@@ -51,8 +52,8 @@ fn run(args: &Args, layers: &[&Layer]) -> Result<u8, Failure> {
     say(&table::header(&report))?;
     for layer in layers {
         let first_row = report.results.len();
-        let (status, reason) = match layer.find {
-            Err(lacking) => (Status::Waived, Some(lacking())),
+        let (status, reason) = match (layer.find)(args) {
+            Err(lacking) => (Status::Waived, Some(lacking)),
             Ok(run) => match run(args, &mut report) {
                 Err(failure) => (Status::Failed, Some(failure.to_string())),
                 Ok(()) => (Status::Ran, None),

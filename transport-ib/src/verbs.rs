@@ -116,7 +116,7 @@ impl Verbs {
     }
 
     /// The functions.
-    pub(crate) fn table(&self) -> &Table {
+    pub fn table(&self) -> &Table {
         &self.table
     }
 }

@@ -21,7 +21,7 @@ pub const LAYER: Layer = Layer {
     name: NAME,
     measures: "the ring alone: software producers or kernels push, one thread drains",
     needs: "nothing, or a GPU for kernels",
-    find: Ok(run),
+    find: |_| Ok(run),
     flags: &["producers", "depth", "batch", "drain", "rate", "poll"],
     unit: TimeUnit::Nanoseconds,
 };

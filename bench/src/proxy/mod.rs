@@ -26,7 +26,7 @@ pub const LAYER: Layer = Layer {
     name: NAME,
     measures: "the engine alone: software producers put, one thread steps it, a port that moves nothing",
     needs: "nothing",
-    find: Ok(run),
+    find: |_| Ok(run),
     flags: &["producers", "channels", "drain", "poll"],
     unit: TimeUnit::Nanoseconds,
 };

@@ -1,12 +1,12 @@
 //! The `put` layer: the whole stack, from the put of one end to the signal and the data at the other.
 
 pub mod gpu;
-mod latency;
+pub mod latency;
 mod pattern;
 mod reference;
-mod side;
-mod throughput;
-mod wired;
+pub mod side;
+pub mod throughput;
+pub mod wired;
 
 use crate::args::Args;
 use crate::failure::Failure;
@@ -21,7 +21,7 @@ pub const LAYER: Layer = Layer {
     name: NAME,
     measures: "the whole stack over the loopback transport: put and signal, until the peer has both",
     needs: "nothing, or a GPU for kernels",
-    find: Ok(run),
+    find: |_| Ok(run),
     flags: &["begin", "end", "factor"],
     unit: TimeUnit::Microseconds,
 };
