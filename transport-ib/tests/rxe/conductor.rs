@@ -56,10 +56,15 @@ impl Host {
 impl Hosts {
     /// Starts so many, with a transport each.
     pub fn start(count: usize, timeout: u8, retries: u8) -> Result<Hosts, String> {
-        let hosts = (0..count).map(Host::start).collect::<Result<Vec<_>, _>>()?;
+        Hosts::start_as(&vec!["plain"; count], timeout, retries)
+    }
+
+    /// Starts one for each word, which says how it opens its transport.
+    pub fn start_as(how: &[&str], timeout: u8, retries: u8) -> Result<Hosts, String> {
+        let hosts = (0..how.len()).map(Host::start).collect::<Result<Vec<_>, _>>()?;
         let mut hosts = Hosts(hosts);
-        for host in 0..count {
-            hosts.ask(host, &format!("open {timeout} {retries}"))?;
+        for (host, how) in how.iter().enumerate() {
+            hosts.ask(host, &format!("open {timeout} {retries} {how}"))?;
         }
         Ok(hosts)
     }

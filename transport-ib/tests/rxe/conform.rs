@@ -9,7 +9,7 @@ use portway_fifo::{Heap, Region};
 use portway_proxy::TransportError;
 use portway_proxy::conformance::{self, End, Failing, Fixture, Limits, Pair};
 use portway_proxy::transport::{Endpoint, LocalMemory, RemoteMemory, Transport};
-use portway_transport_ib::Ib;
+use portway_transport_ib::{Config, Ib};
 
 use crate::{Outcome, settings};
 
@@ -18,6 +18,11 @@ const LIMITS: Limits = Limits { wait: Duration::from_secs(60), call: Duration::f
 
 fn open(device: &str) -> Result<Ib, TransportError> {
     Ok(Ib::open(settings(device))?)
+}
+
+/// The hosts' connections have two queue pairs, so that lanes of one port are not ordered by the wire.
+fn open_on_host(device: &str) -> Result<Ib, TransportError> {
+    Ok(Ib::open(Config { queue_pairs: 2, ..settings(device) })?)
 }
 
 fn end(transport: impl Transport + 'static) -> End {
@@ -89,11 +94,11 @@ struct Hosts(Mutex<End>);
 
 impl Fixture for Hosts {
     fn pair(&self) -> Result<Pair, TransportError> {
-        Ok(Pair { a: end(open("rxe0")?), b: self.remote() })
+        Ok(Pair { a: end(open_on_host("rxe0")?), b: self.remote() })
     }
 
     fn failing_pair(&self) -> Result<Failing, TransportError> {
-        Ok(Failing::Pair(Pair { a: end(WrongKeys(open("rxe0")?)), b: self.remote() }))
+        Ok(Failing::Pair(Pair { a: end(WrongKeys(open_on_host("rxe0")?)), b: self.remote() }))
     }
 
     fn limits(&self) -> Limits {
@@ -138,7 +143,7 @@ pub fn suite() -> Outcome {
 
 /// On host 1: works for the suite. Nothing else may be printed here.
 pub fn serve(device: &str) -> Outcome {
-    let transport = open(device).map_err(|error| error.to_string())?;
+    let transport = open_on_host(device).map_err(|error| error.to_string())?;
     let idle = Duration::from_secs(300);
     conformance::serve(&end(transport), BufReader::new(stdin()), stdout(), idle)
         .map_err(|error| error.to_string())

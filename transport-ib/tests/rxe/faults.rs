@@ -207,8 +207,18 @@ fn sender_fails_alone(hosts: &mut Hosts) -> Outcome {
     if error.contains("_ERR") { Ok(()) } else { Err(format!("not an error of the transport: {error}")) }
 }
 
+/// The peer has no receive for what takes one, and says so again and again.
+fn receiver_not_ready() -> Outcome {
+    let mut hosts = Hosts::start_as(&["immediate", "plain", "plain"], TIMEOUT, RETRIES)?;
+    hosts.connect("victim", 0, 1)?;
+    hosts.connect("other", 1, 2)?;
+    hosts.ask(0, &format!("stream victim {LEN}"))?;
+    sender_fails(&mut hosts, Instant::now(), &["RNR_RETRY_EXC_ERR"], 1)?;
+    waiter_times_out(&mut hosts)
+}
+
 /// The peer has its queue pair, and never connects it.
-fn receiver_never_ready() -> Outcome {
+fn receiver_never_connected() -> Outcome {
     let mut hosts = Hosts::start(3, TIMEOUT, RETRIES)?;
     hosts.connect("other", 0, 2)?;
     hosts.endpoint("victim", 0)?;
@@ -219,7 +229,7 @@ fn receiver_never_ready() -> Outcome {
 }
 
 /// The peer connects while the first puts are repeated.
-fn receiver_ready_late() -> Outcome {
+fn receiver_connected_late() -> Outcome {
     let mut hosts = Hosts::start(2, 16, 6)?;
     let (mine, theirs) = (hosts.endpoint("victim", 0)?, hosts.endpoint("victim", 1)?);
     hosts.ask(0, &format!("connect victim {theirs}"))?;
@@ -265,8 +275,9 @@ pub fn all(wanted: &[String]) -> Outcome {
             ("wrong_rkey", &wrong_rkey),
             ("memory_taken_back", &memory_taken_back),
             ("somebody_elses_queue_pair", &somebody_elses_queue_pair),
-            ("receiver_never_ready", &receiver_never_ready),
-            ("receiver_ready_late", &receiver_ready_late),
+            ("receiver_not_ready", &receiver_not_ready),
+            ("receiver_never_connected", &receiver_never_connected),
+            ("receiver_connected_late", &receiver_connected_late),
         ],
         wanted,
     )

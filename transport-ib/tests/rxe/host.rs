@@ -15,6 +15,7 @@ use portway_proxy::{ChannelConfig, ChannelProducer, Engine, FifoId, Idle, Proxy,
 use portway_transport_ib::{Config, Ib};
 
 use crate::Outcome;
+use crate::immediate;
 use crate::random::{self, Flow};
 
 /// The length of each source and destination.
@@ -71,14 +72,14 @@ pub fn run(device: &str, life: Duration) -> Outcome {
         let line = line.map_err(text)?;
         let words: Vec<&str> = line.split_whitespace().collect();
         let answer = match (&words[..], &mut host) {
-            (["open", timeout, retries], none) => {
+            (["open", timeout, retries, how], none) => {
                 let config = Config {
                     device: Some(device.into()),
                     timeout: timeout.parse().unwrap_or(0),
                     retries: retries.parse().unwrap_or(0),
                     ..Config::default()
                 };
-                open(config).map(|opened| {
+                open(config, how).map(|opened| {
                     *none = Some(opened);
                     String::new()
                 })
@@ -98,8 +99,13 @@ pub fn run(device: &str, life: Duration) -> Outcome {
     Ok(())
 }
 
-fn open(config: Config) -> Result<Host, String> {
-    let ib = Ib::open(config).map_err(text)?;
+/// `how`: `plain`, or `immediate` for writes that take a receive at the peer.
+fn open(config: Config, how: &str) -> Result<Host, String> {
+    let ib = match how {
+        "immediate" => immediate::verbs().and_then(|verbs| Ib::open_with(&verbs, config)),
+        _ => Ib::open(config),
+    };
+    let ib = ib.map_err(text)?;
     let mut engine = Engine::new(&Heap, portway_proxy::Config { deadline: DEADLINE, ..Default::default() })
         .map_err(text)?;
     let timeout = 2 * DEADLINE;

@@ -8,6 +8,7 @@ mod conductor;
 mod conform;
 mod faults;
 mod host;
+mod immediate;
 mod random;
 
 use std::process::ExitCode;
