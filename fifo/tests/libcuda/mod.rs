@@ -187,12 +187,7 @@ impl Standin {
     /// "uuid base" (first byte of the first UUID), "paused" (streams keep what they are given), or "strict" (capture
     /// restricts calls).
     pub fn set(&self, what: &str, value: i64) {
-        let what = CString::new(what).unwrap();
-        // SAFETY: the symbol has this type in `control.c`.
-        let set: Symbol<unsafe extern "C" fn(*const c_char, c_long)> =
-            unsafe { self.library.get(b"standin_set\0") }.unwrap();
-        // SAFETY: the name is ended by a zero.
-        unsafe { set(what.as_ptr(), value) }
+        set(&self.library, what, value);
     }
 
     /// Sets a device attribute by its number; -1 makes the driver not know it.
@@ -239,6 +234,22 @@ impl Standin {
     pub fn library(&self) -> &Library {
         &self.library
     }
+}
+
+/// Sets a property, in a process that has only opened the library of another one's stand-in.
+pub fn set_in(path: &str, what: &str, value: i64) {
+    // SAFETY: the library has no initialisers, and is loaded already.
+    let library = unsafe { Library::new(path) }.unwrap();
+    set(&library, what, value);
+}
+
+fn set(library: &Library, what: &str, value: i64) {
+    let what = CString::new(what).unwrap();
+    // SAFETY: the symbol has this type in `control.c`.
+    let set: Symbol<unsafe extern "C" fn(*const c_char, c_long)> =
+        unsafe { library.get(b"standin_set\0") }.unwrap();
+    // SAFETY: the name is ended by a zero.
+    unsafe { set(what.as_ptr(), value) }
 }
 
 impl Drop for Standin {

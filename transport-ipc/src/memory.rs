@@ -1,0 +1,322 @@
+//! Memories of this side: the hub's tables of what is registered, and how an allocation is exported.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use portway_fifo::cuda::{Context, Kind};
+use portway_fifo::memory::{IpcHandle, IpcKind, Memory, Segment};
+use portway_fifo::{Place, Region};
+use portway_proxy::TransportError;
+
+use crate::error::Error;
+use crate::identity::Process;
+use crate::message;
+use crate::server::{Answers, Server};
+use crate::socket::Request;
+
+/// A number that nobody else has.
+pub(crate) fn random() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the transports of a process that know each other share: the tables, and the thread that answers other processes.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) id: u64,
+    pub(crate) process: Process,
+    pub(crate) tables: Arc<Tables>,
+    _server: Server,
+}
+
+impl Hub {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let (id, process, tables) = (random(), Process::this()?, Arc::new(Tables::default()));
+        let server = Server::start(id, tables.clone())?;
+        Ok(Hub { id, process, tables, _server: server })
+    }
+}
+
+/// Everything that is registered or waits for a peer, under the number of its transport.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    memories: Mutex<HashMap<(u64, u32), Arc<Local>>>,
+    endpoints: Mutex<HashSet<(u64, u64)>>,
+    allocations: Mutex<Vec<Weak<Allocation>>>,
+    next_allocation: AtomicU64,
+}
+
+/// A memory of this side.
+#[derive(Debug)]
+pub(crate) struct Local {
+    pub(crate) region: Region,
+    pub(crate) allocation: Arc<Allocation>,
+    pub(crate) nonce: u64,
+    /// Bindings of ports of this process that are not quiesced.
+    bound: AtomicUsize,
+}
+
+/// A share in a memory that a port has bound.
+#[derive(Debug)]
+pub(crate) struct Held(Arc<Local>);
+
+impl Held {
+    pub(crate) fn region(&self) -> &Region {
+        &self.0.region
+    }
+
+    pub(crate) fn nonce(&self) -> u64 {
+        self.0.nonce
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.bound.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Tables {
+    pub(crate) fn add(&self, transport: u64, index: u32, region: Region, allocation: Arc<Allocation>) {
+        let local = Local { region, allocation, nonce: random(), bound: AtomicUsize::new(0) };
+        lock(&self.memories).insert((transport, index), Arc::new(local));
+    }
+
+    pub(crate) fn get(&self, transport: u64, index: u32) -> Option<Arc<Local>> {
+        lock(&self.memories).get(&(transport, index)).cloned()
+    }
+
+    /// The memory, which cannot be released while the share lives.
+    pub(crate) fn hold(&self, transport: u64, index: u32) -> Option<Held> {
+        let memories = lock(&self.memories);
+        let local = memories.get(&(transport, index))?;
+        // Under the lock, so that a release sees it or comes first.
+        local.bound.fetch_add(1, Ordering::AcqRel);
+        Some(Held(local.clone()))
+    }
+
+    pub(crate) fn release(&self, transport: u64, index: u32) -> Result<(), TransportError> {
+        let mut memories = lock(&self.memories);
+        let Some(local) = memories.get(&(transport, index)) else {
+            return Err(TransportError::Unknown { what: "memory", index });
+        };
+        let ports = local.bound.load(Ordering::Acquire);
+        if ports != 0 {
+            return Err(TransportError::Busy { address: local.region.address(), ports });
+        }
+        memories.remove(&(transport, index));
+        Ok(())
+    }
+
+    /// Forgets all of a transport.
+    pub(crate) fn forget(&self, transport: u64) {
+        lock(&self.memories).retain(|&(of, _), _| of != transport);
+        lock(&self.endpoints).retain(|&(of, _)| of != transport);
+    }
+
+    /// The allocation that a region lies in: the same for every region of it, as long as one is registered.
+    pub(crate) fn allocation(&self, context: &Context, region: &Region) -> Result<Arc<Allocation>, Error> {
+        let segments = match region.place() {
+            Place::Device(_) => region.owner().segments(region.range()),
+            _ => Ok(vec![region.range()]),
+        };
+        let unclear = Error::Memory { address: region.address(), place: region.place() };
+        let segments = segments.ok().filter(|s| covers(s, region)).ok_or(unclear)?;
+        let place = match region.place() {
+            Place::Device(_) => message::Place::Device,
+            _ => message::Place::Private,
+        };
+        let owner = owner_address(region.owner());
+        let mut all = lock(&self.allocations);
+        all.retain(|known| known.strong_count() > 0);
+        let known = all
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|known| owner_address(known.region.owner()) == owner && known.segments == segments);
+        Ok(known.unwrap_or_else(|| {
+            let allocation = self.number(context, region.clone(), segments, place, OnceLock::new());
+            all.push(Arc::downgrade(&allocation));
+            allocation
+        }))
+    }
+
+    /// An allocation of host memory that is behind a descriptor.
+    pub(crate) fn shared_allocation(
+        &self,
+        context: &Context,
+        region: &Region,
+        descriptor: OwnedFd,
+    ) -> Arc<Allocation> {
+        let forms = Forms { descriptors: Some(vec![Arc::new(descriptor)]), ..Forms::default() };
+        let segments = vec![region.range()];
+        self.number(context, region.clone(), segments, message::Place::Shared, OnceLock::from(Ok(forms)))
+    }
+
+    fn number(
+        &self,
+        context: &Context,
+        region: Region,
+        segments: Vec<Segment>,
+        place: message::Place,
+        forms: OnceLock<Result<Forms, Error>>,
+    ) -> Arc<Allocation> {
+        let id = self.next_allocation.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Allocation { id, context: context.clone(), region, segments, place, forms })
+    }
+
+    /// An endpoint or a port is there, until the share is dropped.
+    pub(crate) fn present(self: &Arc<Self>, transport: u64, nonce: u64) -> Presence {
+        lock(&self.endpoints).insert((transport, nonce));
+        Presence { tables: self.clone(), transport, nonce }
+    }
+
+    pub(crate) fn is_present(&self, transport: u64, nonce: u64) -> bool {
+        lock(&self.endpoints).contains(&(transport, nonce))
+    }
+}
+
+/// See [`Tables::present`].
+#[derive(Debug)]
+pub(crate) struct Presence {
+    tables: Arc<Tables>,
+    transport: u64,
+    nonce: u64,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        lock(&self.tables.endpoints).remove(&(self.transport, self.nonce));
+    }
+}
+
+impl Answers for Tables {
+    fn memory(&self, request: &Request) -> bool {
+        self.get(request.transport, request.index).is_some_and(|local| local.nonce == request.nonce)
+    }
+
+    fn descriptors(&self, request: &Request, first: usize, most: usize) -> Option<Vec<Arc<OwnedFd>>> {
+        let local = self.get(request.transport, request.index).filter(|l| l.nonce == request.nonce)?;
+        let forms = local.allocation.forms.get()?.as_ref().ok()?;
+        let rest = forms.descriptors.as_ref()?.get(first..)?;
+        Some(rest[..rest.len().min(most)].to_vec())
+    }
+
+    fn endpoint(&self, request: &Request) -> bool {
+        self.is_present(request.transport, request.nonce)
+    }
+}
+
+fn owner_address(owner: &Arc<dyn Memory>) -> usize {
+    Arc::as_ptr(owner).cast::<u8>() as usize
+}
+
+/// Whether a memory's segments cover the region, in order and without gaps: what is missing would be lost silently.
+fn covers(segments: &[Segment], region: &Region) -> bool {
+    let Some(first) = segments.first() else { return false };
+    let mut end = first.address;
+    for segment in segments {
+        match end.checked_add(segment.len_bytes) {
+            Some(next) if segment.address == end && segment.len_bytes > 0 => end = next,
+            _ => return false,
+        }
+    }
+    first.address <= region.address() && region.address() + region.len_bytes() <= end
+}
+
+/// The physical memory that registered regions lie in.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    /// Never given twice: another allocation at the same address has another one.
+    id: u64,
+    pub(crate) context: Context,
+    /// Keeps the owner.
+    region: Region,
+    segments: Vec<Segment>,
+    place: message::Place,
+    /// How it can be exported, once somebody has asked.
+    forms: OnceLock<Result<Forms, Error>>,
+}
+
+/// The forms in which an allocation can be exported.
+#[derive(Clone, Debug, Default)]
+struct Forms {
+    /// A descriptor for each segment.
+    descriptors: Option<Vec<Arc<OwnedFd>>>,
+    /// A fabric handle for each segment.
+    fabric: Option<Vec<[u8; 64]>>,
+    legacy: Option<[u8; 64]>,
+}
+
+impl Allocation {
+    fn base(&self) -> u64 {
+        self.segments[0].address
+    }
+
+    /// Tries every form. What the memory, the device or the process do not allow is left out; the peer's error says
+    /// which forms there were.
+    fn make_forms(&self) -> Result<Forms, Error> {
+        if self.place == message::Place::Private {
+            return Ok(Forms::default());
+        }
+        if let Ok(Kind::Pool) = self.context.kind(self.base()) {
+            return Err(Error::Pool { address: self.base() });
+        }
+        let owner = self.region.owner();
+        let mut forms = Forms::default();
+        let handles = |kind| -> Option<Vec<IpcHandle>> {
+            self.segments.iter().map(|&segment| owner.ipc_handle(segment, kind).ok()).collect()
+        };
+        if let Some(handles) = handles(IpcKind::Fd) {
+            let descriptor = |handle| match handle {
+                IpcHandle::Fd(fd) => Some(Arc::new(fd)),
+                _ => None,
+            };
+            forms.descriptors = handles.into_iter().map(descriptor).collect();
+        }
+        if let Some(handles) = handles(IpcKind::Fabric) {
+            let bytes = |handle| match handle {
+                IpcHandle::Fabric(bytes) => Some(bytes),
+                _ => None,
+            };
+            forms.fabric = handles.into_iter().map(bytes).collect();
+        }
+        if let [only] = self.segments[..] {
+            if let Ok(IpcHandle::Legacy(bytes)) = owner.ipc_handle(only, IpcKind::Legacy) {
+                forms.legacy = Some(bytes);
+            }
+        }
+        Ok(forms)
+    }
+}
+
+impl Local {
+    /// What a peer needs to import it.
+    pub(crate) fn message(&self, author: message::Author, index: u32) -> Result<message::Memory, Error> {
+        let allocation = &*self.allocation;
+        let forms =
+            allocation.forms.get_or_init(|| allocation.make_forms()).as_ref().map_err(Error::clone)?;
+        let pieces = allocation.segments.iter().enumerate().map(|(at, segment)| message::Piece {
+            len_bytes: segment.len_bytes,
+            fabric: forms.fabric.as_ref().and_then(|handles| handles.get(at).copied()),
+        });
+        Ok(message::Memory {
+            author,
+            index,
+            nonce: self.nonce,
+            allocation: allocation.id,
+            base: allocation.base(),
+            place: allocation.place,
+            offset_bytes: self.region.address() - allocation.base(),
+            len_bytes: self.region.len_bytes(),
+            descriptors: forms.descriptors.is_some(),
+            pieces: pieces.collect(),
+            legacy: forms.legacy,
+        })
+    }
+}
