@@ -56,6 +56,15 @@ impl Failure {
         }
     }
 
+    /// What happened, with the causes behind it that its text does not have already.
+    pub fn in_full(&self) -> String {
+        let causes = std::iter::successors(std::error::Error::source(self), |cause| cause.source());
+        causes.map(ToString::to_string).fold(self.to_string(), |text, cause| match text.contains(&cause) {
+            true => text,
+            false => format!("{text}: {cause}"),
+        })
+    }
+
     pub fn json(path: &Path, source: io::Error) -> Self {
         Failure::Json { path: path.to_owned(), source }
     }
@@ -71,5 +80,22 @@ fn status_name(status: u64) -> &'static str {
         5 => "invalid",
         6 => "failed",
         _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use portway_proxy::TransportError;
+
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let source = Some(Arc::new(io::Error::other("no such device")) as _);
+        let error = TransportError::Device { operation: "opening", status: 7, vendor: 0, source };
+        let text = Failure::proxy("a test", error.into()).in_full();
+        assert_eq!(text, "a test: opening failed with status 7 (vendor code 0): no such device");
     }
 }

@@ -55,7 +55,7 @@ fn run(args: &Args, layers: &[&Layer]) -> Result<u8, Failure> {
         let (status, reason) = match (layer.find)(args) {
             Err(lacking) => (Status::Waived, Some(lacking)),
             Ok(run) => match run(args, &mut report) {
-                Err(failure) => (Status::Failed, Some(failure.to_string())),
+                Err(failure) => (Status::Failed, Some(failure.in_full())),
                 Ok(()) => (Status::Ran, None),
             },
         };

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::sync::Arc;
+use std::time::Instant;
 
 use portway_proxy::TransportError;
 use portway_proxy::transport::{Endpoint, Port};
@@ -94,14 +95,16 @@ impl IbEndpoint {
 }
 
 impl Endpoint for IbEndpoint {
-    /// Waits for no peer: the time is the driver's, which looks up how to reach it.
-    fn connect(self: Box<Self>, peer: &[u8], timeout: Duration) -> Result<Box<dyn Port>, TransportError> {
+    /// Waits for no peer: the time is the driver's, which looks up how to reach it and has a limit of its own.
+    fn connect(self: Box<Self>, peer: &[u8], _: Duration) -> Result<Box<dyn Port>, TransportError> {
         let peer = message::Endpoint::decode(peer)?;
         let (route, name) = self.route(&peer)?;
         let IbEndpoint { queues, inner, message, .. } = *self;
+        let begin = Instant::now();
         queues.connect(&inner.config, &route).map_err(|error| match error {
             Error::Device { errno, .. } if errno == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
-                TransportError::Timeout { what: "the hardware address", peer: name.clone(), after: timeout }
+                let (what, after) = ("the hardware address", begin.elapsed());
+                TransportError::Timeout { what, peer: name.clone(), after }
             }
             error => error.into(),
         })?;
