@@ -129,6 +129,17 @@ pub struct Capabilities {
     pub revoke: bool,
 }
 
+/// What an environment variable means to a library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variable {
+    /// Nothing, or it may differ between participants.
+    Ignored,
+    /// Every participant must have the same value.
+    Compared,
+    /// With this value no clique can come up in time; the words say what it has to be.
+    Refused(&'static str),
+}
+
 /// How communicators are made; each participant must say the same. `None` leaves a choice to the library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommConfig {
@@ -165,7 +176,7 @@ pub struct Shape {
 }
 
 /// The type of an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(i32)]
 pub enum DataType {
     /// 8 bits, signed.
@@ -191,6 +202,20 @@ pub enum DataType {
 }
 
 impl DataType {
+    /// All of them, by number.
+    pub const ALL: [DataType; 10] = [
+        DataType::I8,
+        DataType::U8,
+        DataType::I32,
+        DataType::U32,
+        DataType::I64,
+        DataType::U64,
+        DataType::F16,
+        DataType::F32,
+        DataType::F64,
+        DataType::BF16,
+    ];
+
     /// The size of an element in bytes.
     pub fn size_bytes(self) -> usize {
         match self {
@@ -203,7 +228,7 @@ impl DataType {
 }
 
 /// How an all-reduce combines elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(i32)]
 pub enum ReduceOp {
     /// The sum.
@@ -214,6 +239,11 @@ pub enum ReduceOp {
     Max = 2,
     /// The smallest.
     Min = 3,
+}
+
+impl ReduceOp {
+    /// All of them, by number.
+    pub const ALL: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
 }
 
 /// An operation of one rank. Addresses are the device's; counts are elements.
@@ -305,9 +335,8 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// What it can.
     fn capabilities(&self) -> Capabilities;
 
-    /// How the names of the environment variables begin that change how it communicates, so that every participant must
-    /// have the same: `["NCCL_"]`.
-    fn variables(&self) -> &'static [&'static str];
+    /// What an environment variable of this process means to it.
+    fn variable(&self, name: &str, value: &str) -> Variable;
 
     /// The device's UUID, of its slice if it is one: what tells that two numbers in two processes mean one device.
     ///
@@ -342,6 +371,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// # Safety
     /// `comm` was made by this library and is neither destroyed nor aborted.
     unsafe fn state(&self, comm: RawComm) -> Status;
+
+    /// The library's own handle, an `ncclComm_t`, of a communicator that is not in progress: for callers who bring their
+    /// own calls. It may differ from `comm` where the library tells the handle only later, as NCCL does for children.
+    fn handle(&self, comm: RawComm) -> RawComm {
+        comm
+    }
 
     /// What a communicator that is not in progress says of itself.
     ///

@@ -1,6 +1,13 @@
 //! What can go wrong, split by who is at fault.
 
+use core::any::Any;
 use core::time::Duration;
+use std::sync::Arc;
+
+use crate::backend::BackendError;
+use crate::failure::Failure;
+use crate::uses::Use;
+use crate::verify::Disagreement;
 
 /// Why there is no communicator, or none any more.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -50,4 +57,60 @@ pub enum CliqueError {
         /// Its words.
         message: String,
     },
+    /// The communicator library, or the device.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The participants differ in something that the library would turn into a hang. All of them get this verdict.
+    #[error("the participants do not agree: {0}")]
+    Disagreement(Disagreement),
+    /// The clique has failed, here or elsewhere. All its members get the first failure.
+    #[error(transparent)]
+    Failed(Arc<Failure>),
+    /// The clique was closed, or aborted by this process.
+    #[error("the clique {clique:?} is {how}")]
+    Ended {
+        /// Its name.
+        clique: String,
+        /// Closed or aborted.
+        how: &'static str,
+    },
+    /// An operation that was not declared and cannot be met for the first time now.
+    #[error("{operation}: not declared for the first use of the clique")]
+    Undeclared {
+        /// Which one.
+        operation: Use,
+    },
+    /// More came to a barrier than it has seats for.
+    #[error("seat {seat} came to the barrier for {purpose} of {seats} seats, to which {come:?} have come")]
+    Crowded {
+        /// Who.
+        seat: u32,
+        /// How many seats there are.
+        seats: u32,
+        /// What the others came for.
+        purpose: String,
+        /// Who had come.
+        come: Vec<u32>,
+    },
+    /// Somebody that others count on was dropped.
+    #[error("local seat {seat} was dropped, and will not come to the barrier")]
+    Left {
+        /// Who.
+        seat: u32,
+    },
+    /// Code that was called panicked.
+    #[error("{what} panicked: {message}")]
+    Panicked {
+        /// Whose.
+        what: String,
+        /// What it said.
+        message: String,
+    },
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("something that is no text").to_owned()
 }

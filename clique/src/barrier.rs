@@ -1,0 +1,241 @@
+//! [`Barrier`]: threads of one process meet, one of them speaks for all, and all leave with the same word.
+
+use core::fmt;
+use core::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::CliqueError;
+use crate::error::panic_message;
+use crate::sync::{
+    AtomicU64, Condvar, Deadline, LEAD_LOCKED, LEAVE_EARLY, LEAVE_SILENTLY, Mutex, MutexGuard, Ordering,
+    Pause, WAKE_ONE, lock, sleep_on,
+};
+
+/// How long after the deadline waiters give the leader to come back with an error that says more than theirs.
+const LEADER_GRACE: Duration = Duration::from_millis(50);
+
+/// A barrier of a fixed number of seats, to be passed any number of times.
+///
+/// - Nobody leaves before all seats have come, not even with an error; errors are joined, the first one reaches all.
+/// - The last to come leads: it alone runs what the clique has to do with others, without a lock.
+/// - The first to come sets the deadline; those who come later can only shorten it. Once it is over the barrier is
+///   broken for all, for good.
+/// - A seat that is [left](Self::leave) breaks it too: it will not come any more.
+pub struct Barrier<T> {
+    state: Mutex<State<T>>,
+    wake: Condvar,
+    /// Changes whenever a waiter may go, so that it can look without the lock.
+    changes: AtomicU64,
+    seats: u32,
+}
+
+struct State<T> {
+    epoch: u64,
+    arrived: Vec<bool>,
+    deadline: Option<Deadline>,
+    /// How long the first to come was ready to wait.
+    limit: Duration,
+    /// What they came for.
+    purpose: Option<String>,
+    /// The first error that somebody brought.
+    brought: Option<CliqueError>,
+    leading: bool,
+    /// The word of the epoch before.
+    word: Option<Result<T, CliqueError>>,
+    broken: Option<CliqueError>,
+    asleep: u32,
+}
+
+impl<T> fmt::Debug for Barrier<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a barrier of {} seats", self.seats)
+    }
+}
+
+impl<T: Clone> Barrier<T> {
+    /// A barrier that nobody has come to yet.
+    pub fn new(seats: u32) -> Self {
+        let state = State {
+            epoch: 0,
+            arrived: vec![false; seats as usize],
+            deadline: None,
+            limit: Duration::ZERO,
+            purpose: None,
+            brought: None,
+            leading: false,
+            word: None,
+            broken: None,
+            asleep: 0,
+        };
+        Barrier { state: Mutex::new(state), wake: Condvar::new(), changes: AtomicU64::new(0), seats }
+    }
+
+    /// Comes to the barrier with a word, and leaves it with everybody's.
+    ///
+    /// `lead` runs for the last to come, with the joined word, and its result is what all leave with. It has to end by
+    /// the deadline itself.
+    ///
+    /// # Errors
+    /// - The first error that somebody brought, or `lead`'s.
+    /// - [`CliqueError::Timeout`] when the time is over; it names the seats that did not come.
+    /// - [`CliqueError::Crowded`] for a seat that does not exist or has already come, and for one that came for another
+    ///   purpose than the first.
+    /// - [`CliqueError::Left`] once a seat was left; [`CliqueError::Panicked`] if `lead` panicked.
+    pub fn arrive(
+        &self,
+        seat: u32,
+        purpose: &str,
+        word: Result<(), CliqueError>,
+        within: Duration,
+        lead: impl FnOnce(Result<(), CliqueError>) -> Result<T, CliqueError>,
+    ) -> Result<T, CliqueError> {
+        if LEAVE_EARLY {
+            word.clone()?;
+        }
+        let mut state = lock(&self.state);
+        if let Some(broken) = &state.broken {
+            return Err(broken.clone());
+        }
+        let expected = state.purpose.get_or_insert_with(|| purpose.to_owned()).clone();
+        match state.arrived.get_mut(seat as usize) {
+            Some(arrived) if !*arrived => *arrived = true,
+            _ => {
+                let come = state.come();
+                return Err(CliqueError::Crowded { seat, seats: self.seats, purpose: expected, come });
+            }
+        }
+        let word = word.and_then(|()| {
+            if expected == purpose {
+                return Ok(());
+            }
+            Err(CliqueError::Config {
+                what: format!("what local seat {seat} came to the barrier for"),
+                expected: expected.clone(),
+                seen: purpose.to_owned(),
+            })
+        });
+        if let Err(error) = word {
+            state.brought.get_or_insert(error);
+        }
+        let deadline = Deadline::after(within);
+        state.limit = state.deadline.map_or(within, |_| state.limit);
+        state.deadline = Some(state.deadline.map_or(deadline, |first| first.earlier(deadline)));
+        if state.arrived.iter().all(|arrived| *arrived) { self.lead(state, lead) } else { self.wait(state) }
+    }
+
+    /// Says that a seat will never come again. Who waits for it, or comes later, gets [`CliqueError::Left`].
+    pub fn leave(&self, seat: u32) {
+        let mut state = lock(&self.state);
+        if state.broken.is_none() {
+            state.broken = Some(CliqueError::Left { seat });
+            if !LEAVE_SILENTLY {
+                self.wake_all(&state);
+            }
+        }
+    }
+
+    fn lead<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<T>>,
+        lead: impl FnOnce(Result<(), CliqueError>) -> Result<T, CliqueError>,
+    ) -> Result<T, CliqueError> {
+        let joined = state.brought.take().map_or(Ok(()), Err);
+        state.leading = true;
+        let kept = if LEAD_LOCKED {
+            Some(state)
+        } else {
+            drop(state);
+            None
+        };
+        let led = catch_unwind(AssertUnwindSafe(|| lead(joined)));
+        let mut state = kept.unwrap_or_else(|| lock(&self.state));
+        if let Some(broken) = &state.broken {
+            return Err(broken.clone());
+        }
+        let word = led.unwrap_or_else(|panic| {
+            let error = CliqueError::Panicked {
+                what: "the leader of a barrier".to_owned(),
+                message: panic_message(&*panic),
+            };
+            Err(error)
+        });
+        state.leading = false;
+        state.epoch += 1;
+        state.arrived.fill(false);
+        state.deadline = None;
+        state.purpose = None;
+        state.word = Some(word.clone());
+        self.wake_all(&state);
+        word
+    }
+
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State<T>>) -> Result<T, CliqueError> {
+        let epoch = state.epoch;
+        let mut pause = Pause::default();
+        loop {
+            if state.epoch != epoch {
+                // Nobody can complete another epoch before this seat has come again.
+                return state.word.clone().unwrap_or_else(|| Err(state.timeout(self.seats)));
+            }
+            if let Some(broken) = &state.broken {
+                return Err(broken.clone());
+            }
+            let deadline = state.deadline.unwrap_or_else(|| Deadline::after(Duration::ZERO));
+            let deadline = if state.leading { deadline.plus(LEADER_GRACE) } else { deadline };
+            if deadline.is_over() {
+                let error = state.timeout(self.seats);
+                state.broken = Some(error.clone());
+                self.wake_all(&state);
+                return Err(error);
+            }
+            if pause.is_short() && !cfg!(loom) {
+                let changes = self.changes.load(Ordering::Acquire);
+                drop(state);
+                while pause.is_short() && self.changes.load(Ordering::Acquire) == changes {
+                    pause.wait();
+                }
+                state = lock(&self.state);
+            } else {
+                state.asleep += 1;
+                state = sleep_on(&self.wake, state, deadline);
+                state.asleep -= 1;
+            }
+        }
+    }
+
+    /// Called with the lock, which the reference stands for.
+    fn wake_all(&self, state: &State<T>) {
+        self.changes.fetch_add(1, Ordering::Release);
+        if WAKE_ONE {
+            self.wake.notify_one();
+        } else if state.asleep > 0 {
+            self.wake.notify_all();
+        }
+    }
+}
+
+impl<T> State<T> {
+    /// The seats that have come.
+    fn come(&self) -> Vec<u32> {
+        (0..).zip(&self.arrived).filter(|(_, arrived)| **arrived).map(|(seat, _)| seat).collect()
+    }
+
+    fn timeout(&self, seats: u32) -> CliqueError {
+        let purpose = self.purpose.as_deref().unwrap_or("a barrier");
+        let seen = if self.leading {
+            "all of them, and no answer from the others of the clique".to_owned()
+        } else {
+            format!("{:?}", self.come())
+        };
+        CliqueError::Timeout {
+            what: format!("the barrier for {purpose}"),
+            expected: format!("the local seats below {seats}"),
+            seen,
+            waited: self.limit,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "barrier_tests.rs"]
+mod tests;

@@ -1,0 +1,204 @@
+//! [`Clique`]: a clique that is ready.
+
+use core::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::CliqueError;
+use crate::backend::{BackendError, RawComm, Status};
+use crate::bring_up::CliqueBuilder;
+use crate::custody::Quarantine;
+use crate::failure::Fault;
+use crate::life::ABORT_WITHIN;
+use crate::member::Member;
+use crate::owner::Desk;
+use crate::rendezvous::Post;
+use crate::report::{Closed, Durations};
+use crate::rounds::Heard;
+use crate::state::Phase;
+use crate::sync::{Deadline, lock};
+use crate::team::Team;
+use crate::watcher::Watcher;
+
+/// A clique that is ready: the local ranks as [`Member`]s, and what concerns all of them.
+///
+/// It ends with [`close`](Self::close), together with the other participants, or with [`abort`](Self::abort). Once it and
+/// its members are dropped, what is left is aborted, within a second; the other participants are told.
+///
+/// There is no other way to one than [`CliqueBuilder::bring_up`]:
+///
+/// ```compile_fail,E0451
+/// # use portway_clique::Clique;
+/// let clique = Clique { members: Vec::new() }; // its fields are private
+/// ```
+#[derive(Debug)]
+pub struct Clique {
+    team: Arc<Team>,
+    members: Vec<Member>,
+    durations: Durations,
+}
+
+impl Clique {
+    /// What a clique of `size` ranks is to be. The name is the same for all participants; cliques that live at the same
+    /// time have different ones.
+    pub fn builder(name: &str, size: u32) -> CliqueBuilder {
+        CliqueBuilder::new(name, size)
+    }
+
+    pub(crate) fn start(team: Team, durations: Durations) -> Result<Self, CliqueError> {
+        let team = Arc::new(team);
+        Watcher::attach(&team)?;
+        let members = (0..team.locals.len() as u32).map(|seat| Member::new(team.clone(), seat)).collect();
+        Ok(Clique { team, members, durations })
+    }
+
+    /// The local ranks, in the order in which they were added. Each can be sent to a thread of its own. Empty the second
+    /// time.
+    pub fn members(&mut self) -> Vec<Member> {
+        core::mem::take(&mut self.members)
+    }
+
+    /// How many ranks it has.
+    pub fn size(&self) -> u32 {
+        self.team.size
+    }
+
+    /// How long each part of the bring-up took.
+    pub fn durations(&self) -> Durations {
+        self.durations
+    }
+
+    /// Why it cannot be used any more; `None` while it can.
+    pub fn end(&self) -> Option<CliqueError> {
+        self.team.life.end()
+    }
+
+    /// What did not come back when it was aborted.
+    pub fn quarantine(&self) -> Quarantine {
+        self.team.life.quarantine.clone()
+    }
+
+    /// How often the watcher has asked for errors.
+    pub fn heartbeats(&self) -> u64 {
+        lock(&self.team.watcher).as_ref().map_or(0, Watcher::beats)
+    }
+
+    /// Aborts all local communicators together, and tells the other participants. Whoever waits in a call gets
+    /// [`CliqueError::Ended`]. Returns within a second; what has not come back then is in quarantine.
+    pub fn abort(&self) -> Quarantine {
+        let life = &self.team.life;
+        if life.end().is_none() {
+            let note =
+                Fault::new(None, "this participant aborted its clique").note(Phase::Ready, &life.process);
+            life.tell(&note);
+            let clique = life.rounds.clique.clone();
+            life.finish(CliqueError::Ended { clique, how: "aborted" }, Deadline::after(ABORT_WITHIN));
+        }
+        life.quarantine.clone()
+    }
+
+    /// Stops what is under way in all local communicators, without an end: [`Member::shrink`] goes on from here.
+    ///
+    /// # Errors
+    /// [`BackendError::NotInLibrary`] from a library that cannot; its own errors.
+    pub fn revoke(&self) -> Result<(), CliqueError> {
+        let life = &self.team.life;
+        if !life.backend.capabilities().revoke {
+            return Err(BackendError::NotInLibrary { call: "revoke", library: life.backend.name() }.into());
+        }
+        life.check()?;
+        let named = self.named();
+        let until = Deadline::after(self.team.call_within);
+        let answer = life.owner.post(move |desk: &mut Desk| {
+            for (rank, comm) in &named {
+                // SAFETY: as in `Desk::state`.
+                let status = desk.call(Some(*rank), "revoke", |backend| unsafe { backend.revoke(*comm) })?;
+                let status = status.map_err(|error| Fault::of(Some(*rank), &error))?;
+                if status.is_error() {
+                    return Err(desk.explained(*rank, "revoke", status, Some(*comm)));
+                }
+            }
+            desk.settle(&named, "revoke", until)
+        });
+        life.answer(&answer, "revoke", None, self.team.call_within)
+    }
+
+    /// Closes it together with the other participants: finalizes and destroys the local communicators, and waits until
+    /// the others have closed, too. Members that are left get [`CliqueError::Ended`] from then on.
+    ///
+    /// # Errors
+    /// Why it had ended before; what went wrong, or did not end `within`: then what is left is aborted.
+    pub fn close(self, within: Duration) -> Result<Closed, CliqueError> {
+        let (start, deadline) = (Instant::now(), Deadline::after(within));
+        let life = &self.team.life;
+        let watcher = lock(&self.team.watcher).take();
+        if let Some(watcher) = watcher {
+            watcher.stop(deadline);
+        }
+        let clique = life.rounds.clique.clone();
+        if !life.begin_end(CliqueError::Ended { clique, how: "closed" }) {
+            return Err(life.ended());
+        }
+        let named = self.named();
+        let answer = life.owner.post(move |desk: &mut Desk| destroy(desk, &named, deadline));
+        let result = match answer.recv_timeout(deadline.left()) {
+            Ok(result) => result,
+            Err(_) => Err(Fault::new(None, format!("closing was not done within {within:?}"))),
+        };
+        let destroy = start.elapsed();
+        if let Err(fault) = result {
+            let note = fault.note(Phase::Ready, &life.process);
+            life.tell(&note);
+            life.abort(deadline);
+            return Err(CliqueError::Failed(Arc::new(life.failure(note))));
+        }
+        life.owner.close();
+        // Its thread has nothing to do any more; if it is late, nothing depends on it.
+        let _ = life.owner.has_ended(deadline);
+        let everybody = self.close_with_others(deadline)?;
+        Ok(Closed { destroy, everybody })
+    }
+
+    /// Says that this participant has closed, and waits for the others.
+    fn close_with_others(&self, deadline: Deadline) -> Result<bool, CliqueError> {
+        let rounds = &self.team.life.rounds;
+        rounds.post_life(Post::Ok(Vec::new()))?;
+        match rounds.hear_life(deadline.left())? {
+            Heard::All(_) => Ok(true),
+            Heard::Missing(missing) => Ok(missing.is_empty()),
+            Heard::Failed(note) => Err(CliqueError::Failed(Arc::new(self.team.life.failure(note)))),
+        }
+    }
+
+    fn named(&self) -> Vec<(u32, RawComm)> {
+        self.team.locals.iter().zip(&self.team.comms).map(|(local, comm)| (local.rank, *comm)).collect()
+    }
+}
+
+/// Finalizes the communicators as one group, then destroys each.
+fn destroy(desk: &Desk, named: &[(u32, RawComm)], until: Deadline) -> Result<(), Fault> {
+    let comms: Vec<RawComm> = named.iter().map(|(_, comm)| *comm).collect();
+    desk.settle(named, "finalize", until)?;
+    // SAFETY: as in `Desk::state`, for each.
+    let status = desk.call(None, "finalize", |backend| unsafe { backend.finalize(&comms) })?;
+    let rank = named.first().map_or(0, |(rank, _)| *rank);
+    if status.is_error() {
+        return Err(desk.explained(rank, "finalize", status, None));
+    }
+    desk.settle(named, "finalize", until)?;
+    for (rank, comm) in named {
+        let status = desk.call(Some(*rank), "destroy", |backend| {
+            if !desk.custody.strike(*comm) {
+                return None;
+            }
+            // SAFETY: as in `Desk::state`; it was struck out just now, so nobody else ends it, and it is not used again.
+            Some(unsafe { backend.destroy(*comm) })
+        })?;
+        match status {
+            None => return Err(Fault::taken()),
+            Some(Status::SUCCESS | Status::IN_PROGRESS) => {}
+            Some(status) => return Err(desk.explained(*rank, "destroy", status, None)),
+        }
+    }
+    Ok(())
+}

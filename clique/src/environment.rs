@@ -1,0 +1,82 @@
+//! The environment variables that change how a library communicates.
+
+use std::collections::BTreeMap;
+
+use crate::CliqueError;
+use crate::backend::{Backend, Variable};
+
+/// A value up to this length is compared and shown as it is.
+const SHOWN_BYTES: usize = 256;
+
+/// The variables of this process that every participant must share, by name, in order.
+///
+/// # Errors
+/// One with which no clique can come up.
+pub(crate) fn compared(
+    backend: &dyn Backend,
+    variables: impl IntoIterator<Item = (String, String)>,
+) -> Result<Vec<(String, String)>, CliqueError> {
+    let mut compared = BTreeMap::new();
+    for (name, value) in variables {
+        match backend.variable(&name, &value) {
+            Variable::Ignored => {}
+            Variable::Compared => {
+                compared.insert(name, shown(&value));
+            }
+            Variable::Refused(expected) => {
+                return Err(CliqueError::Config {
+                    what: format!("environment variable {name}"),
+                    expected: expected.to_owned(),
+                    seen: shown(&value),
+                });
+            }
+        }
+    }
+    Ok(compared.into_iter().collect())
+}
+
+/// The variables of this process. What is no Unicode is shown with replacements.
+pub(crate) fn of_this_process() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+}
+
+/// A value, or of a long one its head and its fingerprint, so that two that differ are shown differently.
+fn shown(value: &str) -> String {
+    if value.len() <= SHOWN_BYTES {
+        return value.to_owned();
+    }
+    let head: String = value.chars().take(SHOWN_BYTES / 4).collect();
+    format!("{head}… ({} bytes, fingerprint {:016x})", value.len(), fingerprint([value.as_bytes()]))
+}
+
+/// FNV-1a over parts, each with its length: the same in every build and on every machine.
+pub(crate) fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut byte = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    for part in parts {
+        (part.len() as u64).to_le_bytes().into_iter().for_each(&mut byte);
+        part.iter().copied().for_each(&mut byte);
+    }
+    hash
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_values_that_differ_are_shown_differently() {
+        let (one, other) = ("x".repeat(5000), "x".repeat(4999) + "y");
+        assert_ne!(shown(&one), shown(&other));
+        assert!(shown(&one).len() < 300, "{}", shown(&one).len());
+        assert_eq!(shown("Ring"), "Ring");
+    }
+
+    #[test]
+    fn a_fingerprint_tells_where_parts_end() {
+        assert_ne!(fingerprint([b"ab".as_slice(), b"c"]), fingerprint([b"a".as_slice(), b"bc"]));
+        // FNV-1a of eight zero bytes and no others: fixed, since other builds compute it too.
+        assert_eq!(fingerprint([b"".as_slice()]), 0xa8c7_f832_281a_39c5);
+    }
+}

@@ -1,0 +1,173 @@
+//! [`joint`]: each participant does its part, and all go on together or none does.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Instant;
+
+use crate::CliqueError;
+use crate::failure::Fault;
+use crate::life::{ABORT_GRACE, ABORT_WITHIN, Life};
+use crate::message::Note;
+use crate::owner::{Desk, spawn};
+use crate::rendezvous::Post;
+use crate::rounds::{Heard, Rounds, note_of};
+use crate::state::Phase;
+use crate::sync::Deadline;
+use crate::verify::Seat;
+
+/// Where a joint part belongs.
+pub(crate) struct Joint<'a> {
+    pub(crate) rounds: &'a Rounds,
+    /// The round in which all say how it went.
+    pub(crate) round: &'static str,
+    /// The round, posted to before, whose gaps tell who never began, if there is one.
+    pub(crate) begun: Option<&'static str>,
+    pub(crate) phase: Phase,
+    pub(crate) process: &'a str,
+    pub(crate) seats: &'a [Seat],
+    pub(crate) deadline: Deadline,
+}
+
+/// What an owner has to do: until the deadline, after which it is aborted.
+pub(crate) type Part<R> = Box<dyn FnOnce(&mut Desk, Deadline) -> Result<R, Fault> + Send>;
+
+/// What came of it.
+pub(crate) struct Done<R> {
+    pub(crate) results: Vec<R>,
+    /// When the own part was done.
+    pub(crate) own_done: Instant,
+}
+
+enum Event<R> {
+    Own(usize, Result<R, Fault>),
+    Heard(Result<Heard, CliqueError>),
+}
+
+/// Says that it was lost if nothing else is said.
+struct Answer<R> {
+    events: Sender<Event<R>>,
+    index: usize,
+    is_given: bool,
+}
+
+impl<R> Answer<R> {
+    fn give(mut self, result: Result<R, Fault>) {
+        self.is_given = true;
+        // Whoever asked may have given up.
+        let _ = self.events.send(Event::Own(self.index, result));
+    }
+}
+
+impl<R> Drop for Answer<R> {
+    fn drop(&mut self) {
+        if !self.is_given {
+            let lost = Err(Fault::new(None, "the owner's thread lost what it was to do"));
+            let _ = self.events.send(Event::Own(self.index, lost));
+        }
+    }
+}
+
+impl Joint<'_> {
+    /// Runs a part on each owner, hears the others meanwhile, says at once how the own parts ended, and returns when
+    /// everybody has said that theirs are done.
+    ///
+    /// # Errors
+    /// What failed first, here or elsewhere. The others know.
+    pub(crate) fn run<R: Send + 'static>(&self, parts: Vec<(Arc<Life>, Part<R>)>) -> Result<Done<R>, Note> {
+        let (events, next) = channel();
+        let count = parts.len();
+        self.listen(events.clone()).map_err(|error| self.tell(note_of(&error, self.phase, self.process)))?;
+        // Whether the time is over is decided here, with what the others have said.
+        let owners_until = self.deadline.plus(ABORT_WITHIN);
+        for (index, (life, part)) in parts.into_iter().enumerate() {
+            let answer = Answer { events: events.clone(), index, is_given: false };
+            drop(life.owner.post(move |desk| answer.give(part(desk, owners_until))));
+        }
+        drop(events);
+        let mut results: Vec<Option<R>> = (0..count).map(|_| None).collect();
+        let mut own_done = if count == 0 { self.say()? } else { None };
+        loop {
+            // The listener ends by the deadline by itself, and knows more than this clock.
+            match next.recv_timeout(self.deadline.plus(ABORT_GRACE / 2).left()) {
+                Ok(Event::Own(index, Ok(result))) => {
+                    results[index] = Some(result);
+                    if results.iter().all(Option::is_some) {
+                        own_done = self.say()?;
+                    }
+                }
+                Ok(Event::Own(_, Err(fault))) => {
+                    return Err(self.tell(fault.note(self.phase, self.process)));
+                }
+                Ok(Event::Heard(Ok(Heard::All(_)))) => {
+                    let own_done = own_done.unwrap_or_else(Instant::now);
+                    return Ok(Done { results: results.into_iter().flatten().collect(), own_done });
+                }
+                Ok(Event::Heard(Ok(Heard::Failed(note)))) => return Err(note),
+                Ok(Event::Heard(Ok(Heard::Missing(missing)))) => {
+                    return Err(self.missing(&missing, own_done.is_some()));
+                }
+                Ok(Event::Heard(Err(error))) => {
+                    return Err(self.tell(note_of(&error, self.phase, self.process)));
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    let fault = Fault::new(None, "the rendezvous did not return by the deadline");
+                    return Err(self.tell(fault.note(self.phase, self.process)));
+                }
+            }
+        }
+    }
+
+    /// Hears the round on a thread of its own.
+    fn listen<R: Send + 'static>(&self, events: Sender<Event<R>>) -> Result<(), CliqueError> {
+        let (rounds, round, deadline) = (self.rounds.clone(), self.round, self.deadline);
+        spawn("clique-listener", move || {
+            let heard = rounds.hear(round, deadline.left());
+            // Whoever asked may have given up.
+            let _ = events.send(Event::Heard(heard));
+        })
+    }
+
+    /// Says that the own part is done.
+    fn say(&self) -> Result<Option<Instant>, Note> {
+        let said = self.rounds.post(self.round, Post::Ok(Vec::new()));
+        said.map(|()| Some(Instant::now())).map_err(|error| note_of(&error, self.phase, self.process))
+    }
+
+    /// Says that the own part failed.
+    fn tell(&self, note: Note) -> Note {
+        // Where the others cannot be told, or this has been said already, their own deadlines end their waits.
+        let _ = self.rounds.post(self.round, Post::Failed(note.encode()));
+        note
+    }
+
+    /// The time is over. Who never began is missing; if all have begun, who did not end is.
+    fn missing(&self, silent: &[u32], own_is_done: bool) -> Note {
+        let begun = self.begun.and_then(|round| self.rounds.hear(round, core::time::Duration::ZERO).ok());
+        let (missing, what) = match begun {
+            Some(Heard::Missing(never)) if !never.is_empty() => (never, "did not begin"),
+            _ => (silent.to_vec(), "did not end"),
+        };
+        let this = self.rounds.rendezvous.participant();
+        let is_missing = |seat: &Seat| seat.participant != this && missing.contains(&seat.participant);
+        let ranks: Vec<u32> =
+            (0..).zip(self.seats).filter(|(_, seat)| is_missing(seat)).map(|(rank, _)| rank).collect();
+        let own = if own_is_done {
+            "the ranks of this process are done"
+        } else {
+            "those of this process are not done"
+        };
+        let cause = format!("the time is over, {own}, and {} of other participants {what}", list(&ranks));
+        let mut fault = Fault::new(None, cause);
+        fault.missing = ranks;
+        self.tell(fault.note(self.phase, self.process))
+    }
+}
+
+/// Ranks, the first of them by name.
+fn list(ranks: &[u32]) -> String {
+    match ranks {
+        [] => "no ranks".to_owned(),
+        _ if ranks.len() <= 16 => format!("the ranks {ranks:?}"),
+        _ => format!("the ranks {:?} and {} more", &ranks[..16], ranks.len() - 16),
+    }
+}

@@ -1,0 +1,202 @@
+//! [`Life`]: what the threads of a clique share, and how it ends for all of them at once.
+
+use core::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+
+use crate::CliqueError;
+use crate::backend::{Backend, RawComm};
+use crate::custody::Quarantine;
+use crate::failure::{Failure, Fault};
+use crate::message::Note;
+use crate::owner::{Owner, spawn};
+use crate::rendezvous::Post;
+use crate::rounds::Rounds;
+use crate::state::Phase;
+use crate::sync::{Deadline, LAST_FAILURE_STAYS, Mutex, lock};
+
+/// How long an abort may go on after a deadline before whoever waits is told.
+pub(crate) const ABORT_GRACE: Duration = Duration::from_millis(50);
+/// How long an abort is waited for where no deadline is near.
+pub(crate) const ABORT_WITHIN: Duration = Duration::from_secs(1);
+
+/// The first of several ends.
+#[derive(Debug, Default)]
+pub(crate) struct First<T>(Mutex<Option<T>>);
+
+impl<T: Clone> First<T> {
+    pub(crate) fn new() -> Self {
+        First(Mutex::new(None))
+    }
+
+    /// The first that was set, and whether it is this one.
+    pub(crate) fn set(&self, value: T) -> (T, bool) {
+        let mut first = lock(&self.0);
+        if let Some(first) = first.as_ref().filter(|_| !LAST_FAILURE_STAYS) {
+            return (first.clone(), false);
+        }
+        *first = Some(value.clone());
+        (value, true)
+    }
+
+    pub(crate) fn get(&self) -> Option<T> {
+        lock(&self.0).clone()
+    }
+}
+
+/// A local group of communicators, and its end.
+#[derive(Debug)]
+pub(crate) struct Life {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) owner: Owner,
+    pub(crate) rounds: Rounds,
+    /// This participant, `host:pid`.
+    pub(crate) process: String,
+    pub(crate) quarantine: Quarantine,
+    end: First<CliqueError>,
+}
+
+impl Life {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        rounds: Rounds,
+        process: String,
+    ) -> Result<Self, CliqueError> {
+        let owner = Owner::start(backend.clone())?;
+        let quarantine = Quarantine::default();
+        Ok(Life { backend, owner, rounds, process, quarantine, end: First::new() })
+    }
+
+    /// Why it can not be used any more.
+    pub(crate) fn end(&self) -> Option<CliqueError> {
+        self.end.get()
+    }
+
+    /// Fails if it cannot be used any more.
+    pub(crate) fn check(&self) -> Result<(), CliqueError> {
+        self.end().map_or(Ok(()), Err)
+    }
+
+    /// A note as the caller gets it.
+    pub(crate) fn failure(&self, note: Note) -> Failure {
+        Failure {
+            clique: self.rounds.clique.clone(),
+            attempt: self.rounds.attempt,
+            phase: note.phase,
+            rank: note.rank,
+            process: note.process,
+            status: note.status,
+            cause: note.cause,
+            missing: note.missing,
+            quarantine: self.quarantine.clone(),
+        }
+    }
+
+    /// Ends it with this failure, unless it has ended before. Returns why it ended; all communicators are aborted then,
+    /// or in quarantine, unless another thread is at it.
+    pub(crate) fn fail(&self, note: Note, deadline: Deadline) -> CliqueError {
+        self.finish(CliqueError::Failed(Arc::new(self.failure(note))), deadline)
+    }
+
+    /// Ends it with this word, and aborts what there is.
+    pub(crate) fn finish(&self, how: CliqueError, deadline: Deadline) -> CliqueError {
+        let (first, is_this) = self.end.set(how);
+        if is_this {
+            self.abort(deadline);
+        }
+        first
+    }
+
+    /// Lets the end be known without an abort; false if there is one already.
+    pub(crate) fn begin_end(&self, how: CliqueError) -> bool {
+        self.end.set(how).1
+    }
+
+    /// Ends it in a phase, telling the other participants.
+    pub(crate) fn fail_ready(&self, fault: Fault) -> CliqueError {
+        if let Some(end) = self.end() {
+            return end;
+        }
+        let note = fault.note(Phase::Ready, &self.process);
+        self.tell(&note);
+        self.fail(note, Deadline::after(ABORT_WITHIN))
+    }
+
+    /// Tells the other participants that this one has ended.
+    pub(crate) fn tell(&self, note: &Note) {
+        // They are told once, of the first failure; where they cannot be told, their own deadlines end their waits.
+        let _ = self.rounds.post_life(Post::Failed(note.encode()));
+    }
+
+    /// Aborts all communicators together. Returns by `deadline`, or [`ABORT_GRACE`] after it if there is less time.
+    pub(crate) fn abort(&self, deadline: Deadline) {
+        let until = Deadline::after(ABORT_WITHIN).earlier(deadline.later(Deadline::after(ABORT_GRACE)));
+        // An owner that is stuck leaves half of the time to the aborts.
+        let half = Deadline::after(until.left() / 2);
+        self.owner.close();
+        let Some(taken) = self.owner.custody.take(half) else { return };
+        abort_together(&self.backend, taken.comms, &self.quarantine, until);
+        if taken.owner_is_stuck && !self.owner.has_ended(until) {
+            self.owner.quarantine(self.quarantine.enter());
+        }
+    }
+
+    /// Waits for the answer of a call.
+    pub(crate) fn answer(
+        &self,
+        answer: &Receiver<Result<(), Fault>>,
+        call: &str,
+        rank: Option<u32>,
+        within: Duration,
+    ) -> Result<(), CliqueError> {
+        let fault = match answer.recv_timeout(within) {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(fault)) if fault.is_taken => return Err(self.ended()),
+            Ok(Err(fault)) => fault,
+            Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
+            Err(RecvTimeoutError::Timeout) => {
+                Fault::new(rank, format!("{call} did not return, or was still in progress, after {within:?}"))
+            }
+        };
+        Err(self.fail_ready(fault))
+    }
+
+    /// The word for a call that was dropped: the clique has ended, or what was called panicked.
+    pub(crate) fn ended(&self) -> CliqueError {
+        self.end().unwrap_or_else(|| CliqueError::Panicked {
+            what: "a call on the owner's thread".to_owned(),
+            message: "it did not answer".to_owned(),
+        })
+    }
+}
+
+/// Aborts each communicator on a thread of its own, all at once. What has not come back by `until` stays in quarantine
+/// until it does.
+pub(crate) fn abort_together(
+    backend: &Arc<dyn Backend>,
+    comms: Vec<RawComm>,
+    quarantine: &Quarantine,
+    until: Deadline,
+) {
+    let (alive, all_back) = sync_channel::<()>(0);
+    for comm in comms {
+        let (backend, ticket, alive) = (backend.clone(), quarantine.enter(), alive.clone());
+        let spawned = spawn("clique-abort", move || {
+            // SAFETY: the communicator was made by this library for a group whose custody was taken, once: it is neither
+            // destroyed nor aborted, and the owner begins no call on it any more.
+            let abort = || unsafe { backend.abort(comm) };
+            // Whatever it answers, the communicator is gone.
+            let _ = catch_unwind(AssertUnwindSafe(abort));
+            drop(ticket);
+            drop(alive);
+        });
+        if spawned.is_err() {
+            // Nobody aborts it: it stays counted.
+            core::mem::forget(quarantine.enter());
+        }
+    }
+    drop(alive);
+    // Nothing is ever sent: the channel ends when the last thread has.
+    let _ = all_back.recv_timeout(until.left());
+}

@@ -1,0 +1,149 @@
+//! [`Rounds`]: the exchanges of one attempt at a clique, over a rendezvous.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use crate::CliqueError;
+use crate::failure::Fault;
+use crate::message::Note;
+use crate::rendezvous::{Gathered, Post, Rendezvous, Round};
+use crate::state::Phase;
+use crate::sync::Deadline;
+
+/// While the clique is used: whoever fails says so here, and whoever closes.
+const LIFE: &str = "life";
+/// How often the word of some of the participants is looked for.
+const SLICE: Duration = Duration::from_millis(5);
+
+/// The exchanges of one attempt.
+#[derive(Clone, Debug)]
+pub(crate) struct Rounds {
+    pub(crate) rendezvous: Arc<dyn Rendezvous>,
+    pub(crate) clique: String,
+    pub(crate) attempt: u64,
+    /// The participants that take part; `None` for all of the rendezvous.
+    pub(crate) who: Option<Arc<[u32]>>,
+}
+
+/// How an exchange ended.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// Everybody goes on; their messages in the order of the participants.
+    All(Vec<Vec<u8>>),
+    /// Somebody failed; what it said.
+    Failed(Note),
+    /// These participants have said nothing by the deadline.
+    Missing(Vec<u32>),
+}
+
+impl Rounds {
+    pub(crate) fn round(&self, phase: &'static str) -> Round {
+        Round { clique: self.clique.clone(), attempt: self.attempt, phase }
+    }
+
+    /// A round beside the attempt's own, told apart by its key.
+    pub(crate) fn keyed(&self, key: &str) -> Self {
+        Rounds { clique: format!("{}/{key}", self.clique), ..self.clone() }
+    }
+
+    pub(crate) fn post(&self, phase: &'static str, post: Post) -> Result<(), CliqueError> {
+        self.rendezvous.post(&self.round(phase), post)
+    }
+
+    /// Hears what the participants say in a round.
+    pub(crate) fn hear(&self, phase: &'static str, within: Duration) -> Result<Heard, CliqueError> {
+        let (round, until) = (self.round(phase), Deadline::after(within));
+        loop {
+            // A rendezvous waits for everybody; if some are enough, they are looked for now and then.
+            let slice = if self.who.is_some() { until.left().min(SLICE) } else { within };
+            let heard = self.understand(self.rendezvous.gather(&round, slice)?)?;
+            if self.who.is_none() || !matches!(heard, Heard::Missing(_)) || until.is_over() {
+                return Ok(heard);
+            }
+        }
+    }
+
+    /// Says something, and hears the others.
+    pub(crate) fn exchange(
+        &self,
+        phase: &'static str,
+        post: Post,
+        until: Deadline,
+    ) -> Result<Heard, CliqueError> {
+        self.post(phase, post)?;
+        self.hear(phase, until.left())
+    }
+
+    /// A participant, for messages.
+    pub(crate) fn name(&self, participant: u32) -> String {
+        let known = self.rendezvous.whereabouts(participant);
+        known.map_or(format!("participant {participant}"), |known| {
+            format!("participant {participant}, {known}")
+        })
+    }
+
+    fn understand(&self, gathered: Gathered) -> Result<Heard, CliqueError> {
+        let expected = self.rendezvous.participants() as usize;
+        if gathered.0.len() != expected {
+            return Err(CliqueError::Foreign {
+                peer: "the rendezvous".to_owned(),
+                what: "number of participants",
+                expected: expected.to_string(),
+                seen: gathered.0.len().to_string(),
+            });
+        }
+        let mut said = Vec::with_capacity(expected);
+        let mut missing = Vec::new();
+        let mut failed: Option<Note> = None;
+        for (participant, post) in (0..).zip(gathered.0) {
+            if self.who.as_ref().is_some_and(|who| !who.contains(&participant)) {
+                continue;
+            }
+            match post {
+                Some(Post::Ok(bytes)) => said.push(bytes),
+                Some(Post::Failed(bytes)) => {
+                    let note = Note::decode(&bytes, &self.name(participant))?;
+                    // Of several that failed at once the earliest phase, and then the lowest participant, is named.
+                    if failed.as_ref().is_none_or(|first| note.phase < first.phase) {
+                        failed = Some(note);
+                    }
+                }
+                None => missing.push(participant),
+            }
+        }
+        Ok(match failed {
+            Some(note) => Heard::Failed(note),
+            None if missing.is_empty() => Heard::All(said),
+            None => Heard::Missing(missing),
+        })
+    }
+
+    /// Posts to the round of failures of a clique that is ready.
+    pub(crate) fn post_life(&self, post: Post) -> Result<(), CliqueError> {
+        if self.who.is_none() { self.post(LIFE, post) } else { Ok(()) }
+    }
+
+    /// Hears whether a participant of a clique that is ready has failed; `Missing` if none has and some go on.
+    pub(crate) fn hear_life(&self, within: Duration) -> Result<Heard, CliqueError> {
+        if self.who.is_none() { self.hear(LIFE, within) } else { Ok(Heard::Missing(Vec::new())) }
+    }
+}
+
+/// An error of this participant, or of what carries its messages, as others are told of it.
+pub(crate) fn note_of(error: &CliqueError, phase: Phase, process: &str) -> Note {
+    if let CliqueError::Failed(failure) = error {
+        return Note {
+            phase: failure.phase,
+            rank: failure.rank,
+            process: failure.process.clone(),
+            status: failure.status,
+            cause: failure.cause.clone(),
+            missing: failure.missing.clone(),
+        };
+    }
+    let fault = match error {
+        CliqueError::Backend(error) => Fault::of(None, error),
+        _ => Fault::new(None, error.to_string()),
+    };
+    fault.note(phase, process)
+}

@@ -1,0 +1,339 @@
+//! Children of a ready clique: a split, or a shrink. Every member joins, or none.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::CliqueError;
+use crate::backend::{LocalRank, RawComm, SplitCall, Status};
+use crate::failure::Fault;
+use crate::group::{self, Plan, Up};
+use crate::joint::{Joint, Part};
+use crate::life::{ABORT_WITHIN, Life};
+use crate::message::{Note, SplitMessage};
+use crate::owner::Desk;
+use crate::rendezvous::Post;
+use crate::rounds::{Heard, Rounds, note_of};
+use crate::state::Phase;
+use crate::sync::{Deadline, lock};
+use crate::team::{Team, Word};
+use crate::uses::Use;
+use crate::verify::Seat;
+use crate::watcher::Watcher;
+
+/// What a member asks of a split: its colour and its key.
+pub(crate) type Wish = (Option<u32>, i32);
+
+/// A place in a child.
+#[derive(Clone, Debug)]
+pub(crate) struct Child {
+    pub(crate) team: Arc<Team>,
+    pub(crate) seat: u32,
+}
+
+/// A child to be: its name, and its ranks as the parent counts them, in the child's order.
+struct Spec {
+    name: String,
+    members: Vec<u32>,
+}
+
+/// A child on its way.
+struct Draft {
+    life: Arc<Life>,
+    plan: Plan,
+    seats: Vec<Seat>,
+    /// The parent's local seats that have a place in it, in the order of the plan's local ranks.
+    from: Vec<usize>,
+}
+
+/// The call that makes the children: of each local seat that has one, its communicator.
+type Make = Box<dyn FnOnce(&Desk) -> Result<(Status, Vec<(usize, RawComm)>), Fault> + Send>;
+
+/// Splits, for all local members, with what each of them wishes.
+pub(crate) fn split(team: &Team, word: Result<(), CliqueError>) -> Result<Word, CliqueError> {
+    let (number, rounds) = next(team, "split", None);
+    let deadline = Deadline::after(team.call_within);
+    let wishes: Vec<Wish> =
+        lock(&team.wishes).iter_mut().map(|wish| wish.take().unwrap_or((None, 0))).collect();
+    let said =
+        team.locals.iter().zip(&wishes).map(|(local, (color, key))| (local.rank, *color, *key)).collect();
+    let post = match &word {
+        Ok(()) => Post::Ok(SplitMessage(said).encode()?),
+        Err(error) => Post::Failed(note_of(error, Phase::Ready, &team.life.process).encode()),
+    };
+    let heard = rounds.exchange("wishes", post, deadline);
+    word?;
+    let all = match heard? {
+        Heard::All(messages) => wishes_of_all(team, &rounds, &messages)?,
+        Heard::Failed(note) => return Err(failed(team, note)),
+        Heard::Missing(missing) => {
+            let names: Vec<String> = missing.iter().map(|one| rounds.name(*one)).take(16).collect();
+            let fault = Fault::new(None, format!("split: nothing by the deadline from {}", names.join("; ")));
+            return Err(failed(team, fault.note(Phase::Ready, &team.life.process)));
+        }
+    };
+    let mut colors: BTreeMap<u32, Vec<(i32, u32)>> = BTreeMap::new();
+    for (rank, (color, key)) in &all {
+        if let Some(color) = color {
+            colors.entry(*color).or_default().push((*key, *rank));
+        }
+    }
+    let specs = colors.into_iter().map(|(color, mut order)| {
+        order.sort_unstable();
+        let members = order.into_iter().map(|(_, rank)| rank).collect();
+        Spec { name: format!("split{number}.{color}"), members }
+    });
+    let comms = team.comms.clone();
+    let make: Make = Box::new(move |desk| {
+        let calls: Vec<SplitCall> = comms
+            .iter()
+            .zip(&wishes)
+            .map(|(parent, (color, key))| SplitCall { parent: *parent, color: *color, key: *key })
+            .collect();
+        let mut children = vec![RawComm::NULL; calls.len()];
+        let made = &mut children;
+        let status = desk.call(None, "split", |backend| {
+            // SAFETY: the parents are this group's, of this library, and nobody has taken them while `call` runs this;
+            // none is in progress, since all local members stand at the barrier. There are as many places as calls.
+            unsafe { backend.split(&calls, made) }
+        })?;
+        Ok((status, children.into_iter().enumerate().collect()))
+    });
+    children(team, &rounds, specs.collect(), make, deadline)
+}
+
+/// Makes a child without some ranks, for all local members.
+pub(crate) fn shrink(
+    team: &Team,
+    excluded: &BTreeSet<u32>,
+    word: Result<(), CliqueError>,
+) -> Result<Word, CliqueError> {
+    let stays = |rank: &u32| !excluded.contains(rank);
+    let members: Vec<u32> = (0..team.size).filter(stays).collect();
+    let who: BTreeSet<u32> = members.iter().map(|rank| team.seats[*rank as usize].participant).collect();
+    let (number, rounds) = next(team, "shrink", Some(who));
+    let deadline = Deadline::after(team.call_within);
+    if let Err(error) = &word {
+        // Where the others cannot be told their own deadlines end their waits.
+        let note = note_of(error, Phase::Ready, &team.life.process);
+        let _ = rounds.post("up", Post::Failed(note.encode()));
+        word?;
+    }
+    let parents =
+        team.locals.iter().zip(&team.comms).enumerate().filter(|(_, (local, _))| stays(&local.rank));
+    let parents: Vec<(usize, RawComm)> = parents.map(|(seat, (_, comm))| (seat, *comm)).collect();
+    let excluded: Vec<u32> = excluded.iter().copied().collect();
+    let make: Make = Box::new(move |desk| {
+        let comms: Vec<RawComm> = parents.iter().map(|(_, comm)| *comm).collect();
+        let mut children = vec![RawComm::NULL; comms.len()];
+        let made = &mut children;
+        let status = desk.call(None, "shrink", |backend| {
+            // SAFETY: as in `split`. Every member that is not excluded takes part, with the same ranks excluded: it is
+            // what they came to the barrier for, and what names the round.
+            unsafe { backend.shrink(&comms, &excluded, made) }
+        })?;
+        let status = status.map_err(|error| Fault::of(None, &error))?;
+        Ok((status, parents.iter().map(|(seat, _)| *seat).zip(children).collect()))
+    });
+    children(team, &rounds, vec![Spec { name: format!("shrink{number}"), members }], make, deadline)
+}
+
+/// The number of this split, alike for all participants, and its rounds.
+fn next(team: &Team, kind: &str, who: Option<BTreeSet<u32>>) -> (u32, Rounds) {
+    let mut splits = lock(&team.splits);
+    *splits += 1;
+    let mut rounds = team.life.rounds.keyed(&format!("{kind}{splits}"));
+    if let Some(who) = who {
+        let everybody = who.len() == team.life.rounds.rendezvous.participants() as usize;
+        rounds.who = if everybody { None } else { Some(who.into_iter().collect()) };
+    }
+    (*splits, rounds)
+}
+
+fn failed(team: &Team, note: Note) -> CliqueError {
+    CliqueError::Failed(Arc::new(team.life.failure(note)))
+}
+
+/// By rank, what all wish. Each rank is spoken for once, by its own participant.
+fn wishes_of_all(
+    team: &Team,
+    rounds: &Rounds,
+    messages: &[Vec<u8>],
+) -> Result<BTreeMap<u32, Wish>, CliqueError> {
+    let mut all = BTreeMap::new();
+    for (participant, message) in (0..).zip(messages) {
+        let peer = rounds.name(participant);
+        for (rank, color, key) in SplitMessage::decode(message, &peer)?.0 {
+            let is_its = team.seats.get(rank as usize).is_some_and(|seat| seat.participant == participant);
+            if !is_its || all.insert(rank, (color, key)).is_some() {
+                let expected = "its own ranks, each once".to_owned();
+                return Err(CliqueError::Foreign {
+                    peer,
+                    what: "rank of a split",
+                    expected,
+                    seen: rank.to_string(),
+                });
+            }
+        }
+    }
+    if all.len() < team.size as usize {
+        return Err(CliqueError::Foreign {
+            peer: "the participants".to_owned(),
+            what: "number of ranks in a split",
+            expected: team.size.to_string(),
+            seen: all.len().to_string(),
+        });
+    }
+    Ok(all)
+}
+
+/// Makes the children, brings them up, uses them first, on all participants or on none.
+fn children(
+    team: &Team,
+    rounds: &Rounds,
+    specs: Vec<Spec>,
+    make: Make,
+    deadline: Deadline,
+) -> Result<Word, CliqueError> {
+    let mut drafts = Vec::new();
+    for spec in specs {
+        if let Some(draft) = draft(team, &spec)? {
+            drafts.push(draft);
+        }
+    }
+    let result = bring_up(team, rounds, &drafts, make, deadline);
+    result.map_err(|note| {
+        for draft in &drafts {
+            draft.life.fail(note.clone(), Deadline::after(ABORT_WITHIN));
+        }
+        failed(team, note)
+    })?
+}
+
+fn bring_up(
+    team: &Team,
+    rounds: &Rounds,
+    drafts: &[Draft],
+    make: Make,
+    deadline: Deadline,
+) -> Result<Result<Word, CliqueError>, Note> {
+    let process = &team.life.process;
+    let made = made(team, drafts, make, deadline).map_err(|fault| {
+        let note = fault.note(Phase::Ready, process);
+        // Where the others cannot be told their own deadlines end their waits.
+        let _ = rounds.post("up", Post::Failed(note.encode()));
+        note
+    })?;
+    let joint = |round| Joint {
+        rounds,
+        round,
+        begun: None,
+        phase: Phase::Ready,
+        process,
+        seats: &team.seats,
+        deadline,
+    };
+    let up = drafts.iter().zip(made).map(|(draft, comms)| {
+        let plan = draft.plan.clone();
+        let part: Part<Up> = Box::new(move |desk, until| {
+            let workspaces = group::workspaces(desk, &plan)?;
+            group::up(desk, &plan, comms, workspaces, until)
+        });
+        (draft.life.clone(), part)
+    });
+    let up = joint("up").run(up.collect())?;
+    let used = drafts.iter().zip(up.results).map(|(draft, up)| {
+        let plan = draft.plan.clone();
+        let part: Part<Vec<RawComm>> = Box::new(move |desk, until| group::use_first(desk, &plan, up, until));
+        (draft.life.clone(), part)
+    });
+    let used = joint("used").run(used.collect())?;
+    Ok(place(team, drafts, used.results))
+}
+
+/// Calls the library for the parents, and puts each child into the custody of its own owner.
+fn made(team: &Team, drafts: &[Draft], make: Make, deadline: Deadline) -> Result<Vec<Vec<RawComm>>, Fault> {
+    let owners: Vec<(Arc<Life>, Vec<usize>)> =
+        drafts.iter().map(|draft| (draft.life.clone(), draft.from.clone())).collect();
+    let parents: Vec<(u32, RawComm)> =
+        team.locals.iter().zip(&team.comms).map(|(local, comm)| (local.rank, *comm)).collect();
+    let answer = team.life.owner.post(move |desk| {
+        let (status, children) = make(desk)?;
+        let mut placed = Vec::new();
+        let mut lost = false;
+        for (life, from) in &owners {
+            let find = |seat: &usize| {
+                children.iter().find(|(other, _)| other == seat).map_or(RawComm::NULL, |c| c.1)
+            };
+            let comms: Vec<RawComm> = from.iter().map(find).collect();
+            let left = life.owner.custody.register(&comms);
+            lost |= !left.is_empty();
+            group::abort_here(desk, &left);
+            placed.push(comms);
+        }
+        if lost {
+            return Err(Fault::taken());
+        }
+        let rank = parents.first().map_or(0, |(rank, _)| *rank);
+        if status.is_error() {
+            return Err(desk.explained(rank, "split", status, None));
+        }
+        desk.settle(&parents, "split", deadline)?;
+        Ok(placed)
+    });
+    let late = |_| Fault::new(None, "the call that makes the children did not return by the deadline");
+    answer.recv_timeout(deadline.left()).map_err(late)?
+}
+
+/// The child as this participant has it; `None` if it has no rank in it.
+fn draft(team: &Team, spec: &Spec) -> Result<Option<Draft>, CliqueError> {
+    let place = |rank: u32| spec.members.iter().position(|member| *member == rank).map(|place| place as u32);
+    let mut locals = Vec::new();
+    let mut from = Vec::new();
+    for (seat, local) in team.locals.iter().enumerate() {
+        if let Some(rank) = place(local.rank) {
+            locals.push(LocalRank { rank, device: local.device });
+            from.push(seat);
+        }
+    }
+    if locals.is_empty() {
+        return Ok(None);
+    }
+    let uses = team.plan.uses.iter().filter_map(|one| match one {
+        Use::Peers { from, to } => place(*from).zip(place(*to)).map(|(from, to)| Use::Peers { from, to }),
+        one => Some(*one),
+    });
+    let plan = Plan {
+        size: spec.members.len() as u32,
+        locals,
+        uses: uses.collect(),
+        large_bytes: team.plan.large_bytes,
+    };
+    let seats: Vec<Seat> = spec.members.iter().map(|rank| team.seats[*rank as usize].clone()).collect();
+    let who: BTreeSet<u32> = seats.iter().map(|seat| seat.participant).collect();
+    let mut rounds = team.life.rounds.keyed(&spec.name);
+    let everybody = who.len() == rounds.rendezvous.participants() as usize;
+    rounds.who = if everybody { None } else { Some(who.into_iter().collect()) };
+    let life = Arc::new(Life::new(team.life.backend.clone(), rounds, team.life.process.clone())?);
+    Ok(Some(Draft { life, plan, seats, from }))
+}
+
+/// The children's teams, and the place of each local seat of the parent.
+fn place(team: &Team, drafts: &[Draft], comms: Vec<Vec<RawComm>>) -> Result<Word, CliqueError> {
+    let mut places = vec![None; team.locals.len()];
+    for (draft, comms) in drafts.iter().zip(comms) {
+        let child = Team::new(
+            draft.life.clone(),
+            &draft.plan,
+            comms,
+            draft.seats.clone(),
+            team.call_within,
+            team.heartbeat,
+        );
+        let child = Arc::new(child);
+        Watcher::attach(&child)?;
+        for (seat, parent_seat) in (0..).zip(&draft.from) {
+            places[*parent_seat] = Some(Child { team: child.clone(), seat });
+        }
+    }
+    Ok(Word::Children(places))
+}

@@ -1,0 +1,158 @@
+//! [`Team`]: what the members of a ready clique in this process share.
+
+use core::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::CliqueError;
+use crate::backend::{LocalRank, RawComm};
+use crate::barrier::Barrier;
+use crate::failure::Fault;
+use crate::group::Plan;
+use crate::life::Life;
+use crate::rendezvous::Post;
+use crate::rounds::{Heard, note_of};
+use crate::split::{Child, Wish};
+use crate::state::Phase;
+use crate::sync::{Deadline, Mutex, lock};
+use crate::uses::{SizeClass, Use};
+use crate::verify::Seat;
+use crate::watcher::Watcher;
+
+/// What members leave a barrier with.
+#[derive(Clone, Debug)]
+pub(crate) enum Word {
+    /// They go on.
+    Go,
+    /// Each, by its seat, has a place in a child, or none.
+    Children(Vec<Option<Child>>),
+}
+
+/// The local ranks of a clique that is ready.
+#[derive(Debug)]
+pub(crate) struct Team {
+    pub(crate) life: Arc<Life>,
+    pub(crate) size: u32,
+    pub(crate) locals: Vec<LocalRank>,
+    pub(crate) comms: Vec<RawComm>,
+    pub(crate) seats: Vec<Seat>,
+    pub(crate) plan: Plan,
+    pub(crate) barrier: Barrier<Word>,
+    pub(crate) call_within: Duration,
+    pub(crate) heartbeat: Duration,
+    /// How many barriers were passed.
+    pub(crate) passes: Mutex<u64>,
+    /// What was declared and run.
+    declared: BTreeSet<Use>,
+    met: Mutex<BTreeSet<(Use, SizeClass)>>,
+    pub(crate) wishes: Mutex<Vec<Option<Wish>>>,
+    pub(crate) splits: Mutex<u32>,
+    pub(crate) watcher: Mutex<Option<Watcher>>,
+}
+
+impl Team {
+    pub(crate) fn new(
+        life: Arc<Life>,
+        plan: &Plan,
+        comms: Vec<RawComm>,
+        seats: Vec<Seat>,
+        call_within: Duration,
+        heartbeat: Duration,
+    ) -> Self {
+        let count = plan.locals.len();
+        Team {
+            life,
+            size: plan.size,
+            locals: plan.locals.clone(),
+            comms,
+            seats,
+            plan: plan.clone(),
+            barrier: Barrier::new(count as u32),
+            call_within,
+            heartbeat,
+            passes: Mutex::new(0),
+            declared: plan.uses.iter().copied().collect(),
+            met: Mutex::new(BTreeSet::new()),
+            wishes: Mutex::new(vec![None; count]),
+            splits: Mutex::new(0),
+            watcher: Mutex::new(None),
+        }
+    }
+
+    /// Whether an operation can go on without a barrier: everybody has met it.
+    pub(crate) fn has_met(&self, one: Use, class: SizeClass) -> bool {
+        self.declared.contains(&one) || lock(&self.met).contains(&(one, class))
+    }
+
+    pub(crate) fn meet(&self, one: Use, class: SizeClass) {
+        lock(&self.met).insert((one, class));
+    }
+
+    /// Brings a local seat to the barrier; the last of them does, and its exchange with the other participants is done
+    /// under a name that all of them make up alike.
+    pub(crate) fn arrive(
+        &self,
+        seat: u32,
+        purpose: &str,
+        word: Result<(), CliqueError>,
+        lead: impl FnOnce(Result<(), CliqueError>) -> Result<Word, CliqueError>,
+    ) -> Result<Word, CliqueError> {
+        self.life.check()?;
+        let left = self.barrier.arrive(seat, purpose, word, self.call_within, lead);
+        // A failure of the clique says more than the barrier that broke with it.
+        left.map_err(|error| self.life.end().unwrap_or(error))
+    }
+
+    /// Meets the other participants, with the joined word of the local members.
+    ///
+    /// # Errors
+    /// The local word; what another participant said; who did not come.
+    pub(crate) fn meet_others(&self, key: &str, word: Result<(), CliqueError>) -> Result<(), CliqueError> {
+        let life = &self.life;
+        if life.rounds.rendezvous.participants() == 1 {
+            return word;
+        }
+        let rounds = life.rounds.keyed(key);
+        let post = match &word {
+            Ok(()) => Post::Ok(Vec::new()),
+            Err(error) => Post::Failed(note_of(error, Phase::Ready, &life.process).encode()),
+        };
+        let heard = rounds.exchange("meet", post, Deadline::after(self.call_within));
+        word?;
+        match heard? {
+            Heard::All(_) => Ok(()),
+            Heard::Failed(note) => Err(CliqueError::Failed(Arc::new(life.failure(note)))),
+            Heard::Missing(missing) => {
+                let names: Vec<String> = missing.iter().map(|one| rounds.name(*one)).take(16).collect();
+                let fault = Fault::new(None, format!("nothing by the deadline from {}", names.join("; ")));
+                Err(life.fail_ready(fault))
+            }
+        }
+    }
+}
+
+impl Team {
+    /// Ends a clique that could not be handed out.
+    pub(crate) fn abandon(&self, error: &CliqueError) {
+        let note = note_of(error, Phase::Ready, &self.life.process);
+        self.life.tell(&note);
+        self.life.fail(note, Deadline::after(crate::life::ABORT_WITHIN));
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        // The watcher ends by itself; nobody waits for it here.
+        let watcher = lock(&self.watcher).take();
+        drop(watcher);
+        if self.life.end().is_none() {
+            let fault = Fault::new(None, "this participant dropped its clique without closing it");
+            self.life.tell(&fault.note(Phase::Ready, &self.life.process));
+            let clique = self.life.rounds.clique.clone();
+            self.life.finish(
+                CliqueError::Ended { clique, how: "dropped" },
+                Deadline::after(crate::life::ABORT_WITHIN),
+            );
+        }
+    }
+}

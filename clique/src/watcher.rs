@@ -1,0 +1,144 @@
+//! [`Watcher`]: asks, while a clique is in use, whether something has gone wrong with it.
+
+use core::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+
+use crate::CliqueError;
+use crate::backend::{RawComm, Status};
+use crate::failure::Fault;
+use crate::life::Life;
+use crate::owner::spawn;
+use crate::rounds::Heard;
+use crate::sync::{Condvar, Deadline, Mutex, SLEEP_BLIND, lock, sleep_on};
+use crate::team::Team;
+
+/// A stop that a sleeper hears of at once.
+#[derive(Debug)]
+pub(crate) struct StopSignal {
+    stopped: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl StopSignal {
+    pub(crate) fn new() -> Self {
+        StopSignal { stopped: Mutex::new(false), wake: Condvar::new() }
+    }
+
+    pub(crate) fn stop(&self) {
+        *lock(&self.stopped) = true;
+        self.wake.notify_all();
+    }
+
+    /// Sleeps until the time is over, or until it is stopped; then this is true.
+    pub(crate) fn sleep(&self, until: Deadline) -> bool {
+        if SLEEP_BLIND {
+            let stopped = *lock(&self.stopped);
+            return stopped || *sleep_on(&self.wake, lock(&self.stopped), until);
+        }
+        let mut stopped = lock(&self.stopped);
+        while !*stopped && !until.is_over() {
+            stopped = sleep_on(&self.wake, stopped, until);
+        }
+        *stopped
+    }
+}
+
+/// The watcher's thread, from outside. Dropping it stops the thread and does not wait for it.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    stop: Arc<StopSignal>,
+    beats: Arc<AtomicU64>,
+    ended: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl Watcher {
+    /// Starts one for a team, which stops it in the end.
+    pub(crate) fn attach(team: &Team) -> Result<(), CliqueError> {
+        let named = team.locals.iter().zip(&team.comms).map(|(local, comm)| (local.rank, *comm));
+        let watcher = Watcher::start(team.life.clone(), named.collect(), team.heartbeat);
+        *lock(&team.watcher) = Some(watcher.inspect_err(|error| team.abandon(error))?);
+        Ok(())
+    }
+
+    /// Starts to ask every so often. Holds nothing of the clique that its members need.
+    pub(crate) fn start(
+        life: Arc<Life>,
+        comms: Vec<(u32, RawComm)>,
+        every: Duration,
+    ) -> Result<Self, CliqueError> {
+        let (stop, beats) = (Arc::new(StopSignal::new()), Arc::new(AtomicU64::new(0)));
+        let (alive, ended) = std::sync::mpsc::sync_channel(0);
+        let (stopped, counts) = (stop.clone(), beats.clone());
+        spawn("clique-watcher", move || {
+            let _alive = alive;
+            while !stopped.sleep(Deadline::after(every)) {
+                if life.end().is_some() || !beat(&life, &comms, every) {
+                    return;
+                }
+                counts.fetch_add(1, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Watcher { stop, beats, ended: std::sync::Mutex::new(ended) })
+    }
+
+    /// How often it has asked.
+    pub(crate) fn beats(&self) -> u64 {
+        self.beats.load(Ordering::Relaxed)
+    }
+
+    /// Stops it, and waits for it a while.
+    pub(crate) fn stop(&self, until: Deadline) {
+        self.stop.stop();
+        let ended = self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // One that does not come back ends with what it is stuck in.
+        let _ = ended.recv_timeout(until.left());
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.stop.stop();
+    }
+}
+
+/// Asks once; false if there is nothing more to ask.
+fn beat(life: &Arc<Life>, comms: &[(u32, RawComm)], every: Duration) -> bool {
+    let asked = comms.to_vec();
+    let answer = life.owner.post(move |desk| {
+        for (rank, comm) in asked {
+            let status = desk.state(rank, comm, "watching")?;
+            if status.is_error() {
+                return Err(desk.explained(rank, "watching", status, Some(comm)));
+            }
+            debug_assert!(status == Status::SUCCESS || status == Status::IN_PROGRESS);
+        }
+        Ok(())
+    });
+    match answer.recv_timeout(every) {
+        Ok(Ok(())) => {}
+        Ok(Err(fault)) if fault.is_taken => return false,
+        Ok(Err(fault)) => {
+            life.fail_ready(fault);
+            return false;
+        }
+        // It is busy with a call of a member, which has a limit of its own.
+        Err(RecvTimeoutError::Timeout) => {}
+        Err(RecvTimeoutError::Disconnected) => return false,
+    }
+    match life.rounds.hear_life(Duration::ZERO) {
+        Ok(Heard::Failed(note)) => {
+            life.fail(note, Deadline::after(crate::life::ABORT_WITHIN));
+            false
+        }
+        // Who has closed waits for the others in its own way.
+        Ok(Heard::All(_)) => false,
+        Ok(Heard::Missing(_)) => true,
+        Err(error) => {
+            let fault = Fault::new(None, format!("the rendezvous was lost: {error}"));
+            life.fail_ready(fault);
+            false
+        }
+    }
+}
