@@ -12,9 +12,12 @@ mod first_use;
 mod group;
 mod id;
 mod joint;
+pub mod launch;
 mod life;
 mod member;
 mod message;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 mod owner;
 pub mod rendezvous;
 mod report;
