@@ -187,9 +187,11 @@ mod tests {
             }
             Err(error) => panic!("{error}"),
         };
-        for (name, source) in
-            [("fifo.cu", crate::fifo::gpu::KERNELS.to_owned()), ("put.cu", crate::put::gpu::kernels())]
-        {
+        for (name, source) in [
+            ("fifo.cu", crate::fifo::gpu::KERNELS.to_owned()),
+            ("put.cu", crate::put::gpu::kernels()),
+            ("ipc.cu", crate::ipc::kernels::source()),
+        ] {
             let cubin = compiler.compile(name, &source, (9, 0), &[]).unwrap_or_else(|e| panic!("{e}"));
             let lines = source.lines().filter_map(|line| line.strip_prefix("extern \"C\" __global__ void "));
             for kernel in lines.filter_map(|line| line.split('(').next()) {

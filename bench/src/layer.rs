@@ -6,6 +6,7 @@ use crate::args::Args;
 use crate::failure::Failure;
 use crate::fifo;
 use crate::ib;
+use crate::ipc;
 use crate::proxy;
 use crate::put;
 use crate::report::{Report, TimeUnit};
@@ -35,7 +36,7 @@ pub static ALL: &[Layer] = &[
     proxy::LAYER,
     put::LAYER,
     ib::LAYER,
-    unmeasured("ipc", "the CUDA IPC transport", "libcuda and two GPUs, or one twice"),
+    ipc::LAYER,
     unmeasured("clique", "making communicators", "libnccl and a GPU"),
 ];
 

@@ -6,6 +6,7 @@ mod failure;
 mod fifo;
 mod gpu;
 mod ib;
+mod ipc;
 mod layer;
 mod machine;
 mod proxy;

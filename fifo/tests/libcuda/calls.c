@@ -39,7 +39,7 @@ enum {
 
 #define GRANULARITY (2ull << 20)
 #define MAX_FUNCTIONS 128
-#define MAX_THREADS 256
+#define MAX_THREADS 8192
 #define MAX_OBJECTS 4096
 #define MAX_ATTRIBUTES 256
 

@@ -1,0 +1,174 @@
+// The GPUs' part of the `ipc` layer, after the text of port_channel.cuh. Each end is a launch of its own, of one block, on
+// a device of its own if there are two. Every loop ends: by a count, or by the timeout of the call in it.
+using namespace portway;
+
+// The same as `pattern::word`.
+__device__ u64 word(u64 number, u64 index) {
+  return (number + 1) * 0x9e3779b97f4a7c15ull ^ index * 0xd6e8feb86659fd93ull;
+}
+
+// By all threads of a block.
+__device__ void fill(u64 *words, u64 len, u64 number) {
+  for (u64 i = threadIdx.x; i < len; i += blockDim.x) words[i] = word(number, i);
+}
+
+// By all threads of a block: whether a message is there. Ends with the block together.
+__device__ bool is_whole(const u64 *words, u64 len, u64 number) {
+  u64 wrong = 0;
+  for (u64 i = threadIdx.x; i < len; i += blockDim.x) {
+    wrong |= platform::load_relaxed_system(words + i) ^ word(number, i);
+  }
+  return !__syncthreads_or(wrong != 0);
+}
+
+struct End {
+  PortChannel channel;
+  u64 *source;
+  const u64 *destination;
+};
+
+struct Plan {
+  u64 len_bytes; // of a put; 0 for signals alone
+  u64 puts;      // of a window
+  u64 count;     // round trips, or windows
+  u64 follows;   // which end this is: 0 begins, 1 answers
+  u64 check;     // fill and verify
+  u64 corrupt;   // the message of the first end in which a bit is flipped
+};
+
+struct Done {
+  u64 wrong;  // messages that were not whole
+  u64 status; // of the call that ended the kernel, 0 if none failed
+  u64 start_ns, end_ns, start_cycles, end_cycles;
+};
+
+static_assert(sizeof(End) == 192 && sizeof(Plan) == 48 && sizeof(Done) == 48, "as in ipc/kernels.rs");
+
+// What thread 0 of a block decides for all of them.
+__device__ u64 together(u64 value) {
+  __shared__ u64 shared;
+  __syncthreads();
+  if (threadIdx.x == 0) shared = value;
+  __syncthreads();
+  return shared;
+}
+
+__device__ u64 code(Status status) { return static_cast<u64>(status); }
+
+__device__ void begin(Done *done) {
+  done->start_ns = platform::clock_ns();
+  done->start_cycles = clock64();
+}
+
+__device__ void end(Done *done, u64 status, u64 wrong) {
+  done->end_ns = platform::clock_ns();
+  done->end_cycles = clock64();
+  done->status = status;
+  done->wrong = wrong;
+}
+
+__device__ u64 send(const End &end, const Plan &plan) {
+  if (plan.len_bytes == 0) return code(end.channel.signal_peer().status);
+  return code(end.channel.put_signal(0, 0, plan.len_bytes).status);
+}
+
+// There and back. cycles[n] is what the first end waited for the answer, and what the second spent on it.
+extern "C" __global__ void trips(End self, Plan plan, u64 *cycles, Done *done) {
+  const u64 words = plan.len_bytes / 8;
+  u64 status = 0, wrong = 0;
+  if (threadIdx.x == 0) begin(done);
+  for (u64 n = 0; n < plan.count; n++) {
+    u64 start = 0;
+    if (plan.follows) {
+      if (threadIdx.x == 0) {
+        status = code(self.channel.wait());
+        start = clock64();
+      }
+      if (together(status)) break;
+      if (plan.check && !is_whole(self.destination, words, 2 * n)) wrong++;
+    }
+    if (plan.check) fill(self.source, words, 2 * n + plan.follows);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      if (!plan.follows && n == plan.corrupt) self.source[0] ^= 1;
+      if (!plan.follows) start = clock64();
+      if (plan.follows) cycles[n] = clock64() - start;
+      status = send(self, plan);
+      if (!plan.follows) {
+        if (status == 0) status = code(self.channel.wait());
+        cycles[n] = clock64() - start;
+      }
+    }
+    if (together(status)) break;
+    if (!plan.follows && plan.check && !is_whole(self.destination, words, 2 * n + 1)) wrong++;
+  }
+  if (threadIdx.x == 0) end(done, status, wrong);
+}
+
+// A window: puts that land side by side, a signal with the last, and a flush.
+__device__ u64 send_window(const End &end, const Plan &plan) {
+  u64 status = 0;
+  for (u64 i = 0; i < plan.puts && status == 0; i++) {
+    const u64 at = i * plan.len_bytes;
+    const bool last = i + 1 == plan.puts;
+    status = code(last ? end.channel.put_signal(at, at, plan.len_bytes).status
+                       : end.channel.put(at, at, plan.len_bytes).status);
+  }
+  return status ? status : code(end.channel.flush());
+}
+
+// Windows from the first end to the second, which signals back once it has looked. cycles[n] is from the first push of a
+// window to the return of its flush. plan.follows == 2: both ends send, at the same time, and each window ends when
+// the peer's has come as well.
+extern "C" __global__ void windows(End self, Plan plan, u64 *cycles, Done *done) {
+  const u64 words = plan.puts * plan.len_bytes / 8;
+  const bool both = plan.follows >= 2, sends = plan.follows != 1, receives = plan.follows != 0;
+  u64 status = 0, wrong = 0;
+  if (threadIdx.x == 0) begin(done);
+  for (u64 n = 0; n < plan.count; n++) {
+    if (sends && plan.check) fill(self.source, words, n);
+    __syncthreads();
+    if (both) {
+      // So that both begin at the same time: each tells the other that it is ready.
+      if (threadIdx.x == 0) {
+        status = code(self.channel.signal_peer().status);
+        if (status == 0) status = code(self.channel.wait());
+      }
+      if (together(status)) break;
+    }
+    if (threadIdx.x == 0) {
+      if (sends && n == plan.corrupt) self.source[0] ^= 1;
+      const u64 start = clock64();
+      if (sends) status = send_window(self, plan);
+      if (receives && status == 0) status = code(self.channel.wait());
+      cycles[n] = clock64() - start;
+    }
+    if (together(status)) break;
+    if (receives && plan.check && !is_whole(self.destination, words, n)) wrong++;
+    if (threadIdx.x == 0) {
+      // The receiver has looked: the next window may come.
+      if (receives) status = code(self.channel.signal_peer().status);
+      if (sends && status == 0) status = code(self.channel.wait());
+    }
+    if (together(status)) break;
+  }
+  if (threadIdx.x == 0) end(done, status, wrong);
+}
+
+// The floor: there and back by plain words in memory, without a FIFO. A thread of the host sees `trigger` and has the data
+// copied and `flag` written.
+extern "C" __global__ void floor_trips(u64 *trigger, u64 *flag, Plan plan, u64 *cycles, Done *done) {
+  if (threadIdx.x != 0) return;
+  begin(done);
+  u64 status = 0;
+  for (u64 n = 0; n < plan.count && status == 0; n++) {
+    const u64 entry = platform::clock_ns(), start = clock64();
+    if (!plan.follows) platform::store_release_system(trigger, n + 1);
+    while (status == 0 && platform::load_acquire_system(flag) < n + 1) {
+      if (platform::clock_ns() - entry > 10000000000ull) status = code(Status::kTimeout);
+    }
+    cycles[n] = clock64() - start;
+    if (plan.follows) platform::store_release_system(trigger, n + 1);
+  }
+  end(done, status, 0);
+}

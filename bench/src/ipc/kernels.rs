@@ -1,0 +1,217 @@
+//! [`Gpus`]: the two ends' devices, and the kernels of `ipc.cu` on them.
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+use portway_fifo::cuda::nvrtc::Compiler;
+use portway_fifo::cuda::{Context, Module, Stream};
+use portway_fifo::{Platform, Region};
+use portway_proxy::PortChannelHandle;
+use portway_transport_ipc::WordPlace;
+
+use super::wired::{End, Wired};
+use crate::args::Args;
+use crate::failure::Failure;
+use crate::gpu::{Gpu, cycle_ns, function};
+use crate::machine::Pinning;
+
+/// Threads of a block. One of them calls the channel, all fill and check.
+const THREADS: u32 = 1024;
+
+/// The kernels behind the text of the header that they include.
+pub fn source() -> String {
+    [portway_proxy::header::PORT_CHANNEL, include_str!("../../device/ipc.cu")].concat()
+}
+
+/// What every measurement needs. The two sides may be on one device.
+pub struct Gpus<'a> {
+    pub sides: [Side; 2],
+    pub args: &'a Args,
+    pub pinning: &'a Pinning,
+    /// Of the second device, if there is one.
+    second: Option<Context>,
+}
+
+pub struct Side {
+    pub context: Context,
+    pub module: Module,
+    pub stream: Stream,
+}
+
+/// `Plan` of the kernels.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Plan {
+    pub len_bytes: u64,
+    pub puts: u64,
+    pub count: u64,
+    pub follows: u64,
+    pub check: u64,
+    pub corrupt: u64,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Handle {
+    channel: PortChannelHandle,
+    source: u64,
+    destination: u64,
+}
+
+impl Handle {
+    fn of(end: &End) -> Self {
+        let (source, destination) = (end.source.address(), end.destination.address());
+        Handle { channel: end.channel.handle(), source, destination }
+    }
+}
+
+/// `Done` of the kernels.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Done {
+    pub wrong: u64,
+    status: u64,
+    ns: [u64; 2],
+    cycles: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Handle>() == 192 && size_of::<Plan>() == 48 && size_of::<Done>() == 48);
+
+/// What a kernel found: its samples in microseconds.
+pub struct Found {
+    pub us: Vec<f64>,
+    pub wrong: u64,
+}
+
+/// Where a kernel writes.
+pub struct Output {
+    pub cycles: Region,
+    pub done: Region,
+    count: u64,
+}
+
+impl Output {
+    pub fn new(context: &Context, count: u64) -> Result<Self, portway_fifo::Error> {
+        let done = context.device_memory(size_of::<Done>() as u64)?;
+        Ok(Output { cycles: context.device_memory(8 * count)?, done, count })
+    }
+
+    /// What is there once the kernel has ended.
+    pub fn read(&self, measurement: &str) -> Result<Found, Failure> {
+        let failed = |source| Failure::gpu(measurement, source);
+        let mut done = Done::zeroed();
+        self.done.read(0, bytemuck::bytes_of_mut(&mut done)).map_err(failed)?;
+        Failure::on_device(measurement, [done.status])?;
+        let mut cycles = vec![0u64; self.count as usize];
+        self.cycles.read(0, bytemuck::cast_slice_mut(&mut cycles)).map_err(failed)?;
+        let us = cycle_ns(done.ns, done.cycles) / 1e3;
+        Ok(Found { us: cycles.iter().map(|&cycles| cycles as f64 * us).collect(), wrong: done.wrong })
+    }
+}
+
+impl<'a> Gpus<'a> {
+    /// The first device, and the second if there is one that it reaches; else the first twice.
+    pub fn open(gpu: &Gpu, args: &'a Args, pinning: &'a Pinning) -> Result<Self, Failure> {
+        let failed = |source| Failure::gpu("opening the GPUs", source);
+        let first = &gpu.context;
+        let two = first.driver().device_count().map_err(failed)? > 1 && first.can_reach(1).map_err(failed)?;
+        let second = match two {
+            true => Some(Context::new(first.driver(), 1).map_err(failed)?),
+            false => None,
+        };
+        let compiler = Compiler::load().map_err(failed)?;
+        let side = |context: &Context| -> Result<Side, portway_fifo::Error> {
+            let capability = context.attributes().compute_capability;
+            let image = compiler.compile("ipc.cu", &source(), capability, &[])?;
+            // SAFETY: the image comes from the compiler.
+            let module = unsafe { Module::load(context, &image) }?;
+            Ok(Side { context: context.clone(), module, stream: Stream::new(context)? })
+        };
+        let far = second.as_ref().unwrap_or(first);
+        let sides = [side(first).map_err(failed)?, side(far).map_err(failed)?];
+        Ok(Gpus { sides, args, pinning, second })
+    }
+
+    pub fn describe(&self) -> String {
+        match &self.second {
+            Some(second) => format!("between two GPUs; the second: {}", second.attributes().pci_bus_id),
+            None => "ONE GPU: both ends are on it, so copies stay within its memory".into(),
+        }
+    }
+
+    pub fn close(self) -> Result<(), Failure> {
+        let Gpus { sides, second, .. } = self;
+        drop(sides);
+        match second {
+            Some(context) => context.close().map_err(|source| Failure::gpu("closing the second GPU", source)),
+            None => Ok(()),
+        }
+    }
+
+    fn contexts(&self) -> [&Context; 2] {
+        self.sides.each_ref().map(|side| &side.context)
+    }
+
+    /// Runs a kernel at both ends of a new connection, with memories of `len_bytes`; what each found.
+    pub fn run(
+        &self,
+        measurement: &str,
+        kernel: &str,
+        place: WordPlace,
+        len_bytes: u64,
+        plans: [Plan; 2],
+    ) -> Result<[Found; 2], Failure> {
+        let failed = |source| Failure::gpu(measurement, source);
+        let wired = Wired::new(self.contexts(), place, len_bytes, self.args, self.pinning)
+            .map_err(|source| Failure::proxy(measurement, source))?;
+        let outputs = [self.output(measurement, 0, &plans)?, self.output(measurement, 1, &plans)?];
+        for (at, end) in wired.ends.iter().enumerate() {
+            let handle = Handle::of(end);
+            let parameters = [bytes_of(&handle), bytes_of(&plans[at])];
+            self.launch(measurement, at, kernel, &parameters, &outputs[at])?;
+        }
+        for side in &self.sides {
+            side.stream.wait(self.limit()).map_err(failed)?;
+        }
+        let found = [outputs[0].read(measurement)?, outputs[1].read(measurement)?];
+        wired.stop(measurement, self.args.deadline())?;
+        drop(outputs);
+        self.reclaim(measurement)?;
+        Ok(found)
+    }
+
+    pub fn output(&self, measurement: &str, side: usize, plans: &[Plan; 2]) -> Result<Output, Failure> {
+        Output::new(&self.sides[side].context, plans[side].count)
+            .map_err(|source| Failure::gpu(measurement, source))
+    }
+
+    /// Launches a kernel, whose last two parameters are where it writes.
+    pub fn launch(
+        &self,
+        measurement: &str,
+        side: usize,
+        kernel: &str,
+        parameters: &[&[u8]],
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let Side { module, stream, .. } = &self.sides[side];
+        let (cycles, done) = (output.cycles.address(), output.done.address());
+        let parameters = [parameters, &[bytes_of(&cycles), bytes_of(&done)]].concat();
+        let function = function(module, kernel)?;
+        // SAFETY: the kernel takes these parameters. Its memory outlives it: what is dropped is freed by `reclaim` alone,
+        // which is called once it has ended.
+        unsafe { function.launch(stream, [1; 3], [THREADS, 1, 1], 0, &parameters) }
+            .map_err(|source| Failure::gpu(measurement, source))
+    }
+
+    /// How long a kernel is waited for: three times as long as a call in it waits, and the time that it may need.
+    pub fn limit(&self) -> std::time::Duration {
+        (self.args.deadline() * 3).max(std::time::Duration::from_secs(120)).min(portway_fifo::MAX_TIMEOUT)
+    }
+
+    /// Frees what was dropped, on both devices.
+    pub fn reclaim(&self, measurement: &str) -> Result<(), Failure> {
+        for context in self.contexts() {
+            context.reclaim().map_err(|source| Failure::gpu(measurement, source))?;
+        }
+        Ok(())
+    }
+}
