@@ -254,7 +254,7 @@ impl Member {
         let (comm, device, rank) = (self.comm(), self.device(), self.rank());
         let call = "with_raw";
         let begun = self.team.life.owner.begin(rank, comm, call, move |desk| {
-            let value = desk.call(Some(rank), call, |_| body(comm, device))?;
+            let value = desk.call(Some(rank), call, |backend| body(backend.handle(comm), device))?;
             // Received below, unless the call is over.
             let _ = answer.send(value);
             Ok(Status::IN_PROGRESS)
