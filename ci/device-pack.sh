@@ -48,6 +48,7 @@ pack fifo-cuda_device test 180 cuda_device test --no-run -p portway-fifo --featu
 pack proxy-cuda_device test 150 cuda_device test --no-run -p portway-proxy --features cuda --test cuda_device
 pack cuda_put program 60 cuda_put build -p portway-proxy --features cuda --example cuda_put
 pack cuda_progress program 560 cuda_progress test --no-run -p portway-proxy --features cuda --test cuda_progress
+pack ipc-cuda_ipc test 180 cuda_ipc test --no-run -p portway-transport-ipc --test cuda_ipc
 pack portway-bench bench 300 portway-bench build --release -p portway-bench
 
 cp ci/device-run.sh "$folder/device-run.sh"
