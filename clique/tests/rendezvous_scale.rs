@@ -1,0 +1,110 @@
+//! Many participants over the TCP store: each a connection of its own, all of them in this process.
+
+mod meeting;
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use meeting::{LOCALHOST, PATIENCE, ok, round, tcp};
+use portway_clique::rendezvous::{Rendezvous, Tcp};
+
+/// The most memory that this process has had since [`forget_peak`], in KiB.
+fn peak_kib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn forget_peak() {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+}
+
+/// The tests measure, so they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+const CLIENT_THREADS: u32 = 4;
+
+struct Measured {
+    took: Duration,
+    peak_kib: usize,
+}
+
+/// All come, post, gather and leave, from a few threads that have a share of the participants each.
+fn meet(participants: u32) -> Measured {
+    forget_peak();
+    let before = peak_kib();
+    let began = Instant::now();
+    let first = Tcp::start(tcp(0, participants, LOCALHOST)).unwrap();
+    let address = first.address();
+    let round = round(0, "a");
+    std::thread::scope(|scope| {
+        for thread in 0..CLIENT_THREADS {
+            let (first, round) = (&first, &round);
+            scope.spawn(move || {
+                let own = (1..participants).filter(|participant| participant % CLIENT_THREADS == thread);
+                let start = |participant| Tcp::start(tcp(participant, participants, address)).unwrap();
+                let members: Vec<Tcp> = own.map(start).collect();
+                let members = || members.iter().chain((thread == 0).then_some(first));
+                for member in members() {
+                    member.post(round, ok(&format!("{:064}", member.participant()))).unwrap();
+                }
+                for member in members() {
+                    let said = member.gather(round, PATIENCE).unwrap();
+                    let expected = |participant| Some(ok(&format!("{participant:064}")));
+                    assert_eq!(said.0.len(), participants as usize);
+                    for participant in [0, participants / 2, participants - 1] {
+                        assert_eq!(said.0[participant as usize], expected(participant));
+                    }
+                    assert!(said.0.iter().all(Option::is_some));
+                }
+            });
+        }
+    });
+    first.close(PATIENCE).unwrap();
+    Measured { took: began.elapsed(), peak_kib: peak_kib() - before }
+}
+
+/// Twice the connections of one process's limit of descriptors cannot be had everywhere.
+fn descriptors() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+#[test]
+fn thousands_meet_in_seconds_and_memory_is_linear() {
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut measured = Vec::new();
+    for participants in [1024, 2048, 4096] {
+        if descriptors() < u64::from(participants) * 2 + 100 {
+            println!("waived: {participants} participants: at most {} descriptors", descriptors());
+            continue;
+        }
+        let this = meet(participants);
+        println!("{participants} participants: {:?}, peak {} KiB", this.took, this.peak_kib);
+        assert!(this.took < Duration::from_secs(5), "{participants} participants took {:?}", this.took);
+        measured.push(this);
+    }
+    for pair in measured.windows(2) {
+        let growth = pair[1].peak_kib as f64 / pair[0].peak_kib.max(1024) as f64;
+        assert!(growth < 2.5, "twice the participants took {growth:.2} times the memory");
+    }
+}
+
+/// One that connects and says nothing does not hold up the others, nor do so many of them.
+#[test]
+fn a_crowd_that_says_nothing_holds_up_nobody() {
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+    let silent: Vec<_> = (0..600).map(|_| std::net::TcpStream::connect(first.address()).unwrap()).collect();
+    let began = Instant::now();
+    let second = Tcp::start(tcp(1, 2, first.address())).unwrap();
+    for member in [&first, &second] {
+        member.post(&round(0, "a"), ok("here")).unwrap();
+    }
+    let said = first.gather(&round(0, "a"), PATIENCE).unwrap();
+    assert!(said.0.iter().all(Option::is_some));
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let turned_away = first.turned_away();
+    assert!(turned_away.len() == 64, "the oldest of them are gone: {}", turned_away.len());
+    assert!(turned_away[0].to_string().contains("wrong greeting"), "{}", turned_away[0]);
+    drop((silent, second));
+}
