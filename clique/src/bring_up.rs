@@ -18,7 +18,7 @@ use crate::message::{Hello, IdMessage, Local, Note};
 use crate::owner::spawn;
 use crate::rendezvous::{Post, Rendezvous};
 use crate::report::Durations;
-use crate::rounds::{Heard, Rounds, note_of};
+use crate::rounds::{Heard, LIFE, Rounds, note_of};
 use crate::state::{Event, Machine, Phase};
 use crate::sync::Deadline;
 use crate::team::Team;
@@ -299,6 +299,7 @@ impl Run {
         Joint {
             rounds: &self.life.rounds,
             round,
+            next: if round == UP { USED } else { LIFE },
             begun,
             phase: self.machine.phase(),
             process: &self.life.process,

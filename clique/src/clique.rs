@@ -181,9 +181,8 @@ fn destroy(desk: &Desk, named: &[(u32, RawComm)], until: Deadline) -> Result<(),
     desk.settle(named, "finalize", until)?;
     // SAFETY: as in `Desk::state`, for each.
     let status = desk.call(None, "finalize", |backend| unsafe { backend.finalize(&comms) })?;
-    let rank = named.first().map_or(0, |(rank, _)| *rank);
     if status.is_error() {
-        return Err(desk.explained(rank, "finalize", status, None));
+        return Err(desk.blamed(named, "finalize", status));
     }
     desk.settle(named, "finalize", until)?;
     for (rank, comm) in named {

@@ -64,7 +64,12 @@ fn run_one(
         written.map_err(|error| Fault::of(Some(lane.rank), &error))?;
         parts.push((lane, part));
     }
-    let Some(rank) = parts.first().map(|(lane, _)| lane.rank) else { return Ok(()) };
+    let comms: Vec<(u32, RawComm)> = parts.iter().map(|(lane, _)| (lane.rank, lane.comm)).collect();
+    let rank = match comms[..] {
+        [] => return Ok(()),
+        [(rank, _)] => Some(rank),
+        _ => None,
+    };
     let calls: Vec<Enqueue> = parts
         .iter()
         .map(|(lane, part)| Enqueue {
@@ -76,12 +81,11 @@ fn run_one(
     // SAFETY: the communicators are this group's, of this library, and `call` runs this only while nobody has taken them;
     // none is in progress, since each call before was settled. The workspaces outlive the operations: they live until
     // their streams are idle, or, if this ends with an error before, keep their memory themselves, as their contract says.
-    let status = desk.call(Some(rank), &call, |backend| unsafe { backend.enqueue(&calls) })?;
+    let status = desk.call(rank, &call, |backend| unsafe { backend.enqueue(&calls) })?;
     if status.is_error() {
-        return Err(desk.explained(rank, &call, status, None));
+        return Err(desk.blamed(&comms, &call, status));
     }
     if status == Status::IN_PROGRESS {
-        let comms: Vec<_> = parts.iter().map(|(lane, _)| (lane.rank, lane.comm)).collect();
         desk.settle(&comms, &call, until)?;
     }
     for (lane, part) in parts {

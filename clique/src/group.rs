@@ -1,6 +1,6 @@
 //! What the owner does to bring a local group up: makes its communicators, and uses them first.
 
-use crate::backend::{CommConfig, LocalRank, RawComm, Shape, Status};
+use crate::backend::{CommConfig, LocalRank, RawComm, Shape};
 use crate::failure::Fault;
 use crate::first_use::{self, Lane, buffer_bytes};
 use crate::id::UniqueIds;
@@ -15,6 +15,13 @@ pub(crate) struct Plan {
     pub(crate) locals: Vec<LocalRank>,
     pub(crate) uses: Vec<Use>,
     pub(crate) large_bytes: usize,
+}
+
+impl Plan {
+    /// Communicators, with their ranks.
+    pub(crate) fn named(&self, comms: &[RawComm]) -> Vec<(u32, RawComm)> {
+        self.locals.iter().zip(comms).map(|(local, comm)| (local.rank, *comm)).collect()
+    }
 }
 
 /// A local group whose ranks are up here. Nobody but its owner uses it before it is ready.
@@ -44,8 +51,7 @@ pub(crate) fn init(
     keep(desk, &comms)?;
     let status = status?;
     if status.is_error() {
-        let rank = first_failed(desk, plan, &comms);
-        return Err(desk.explained(rank, "init", status, None));
+        return Err(desk.blamed(&plan.named(&comms), "init", status));
     }
     up(desk, plan, comms, workspaces, until)
 }
@@ -58,8 +64,7 @@ pub(crate) fn up(
     workspaces: Vec<Box<dyn crate::backend::Workspace>>,
     until: Deadline,
 ) -> Result<Up, Fault> {
-    let named: Vec<(u32, RawComm)> =
-        plan.locals.iter().zip(&comms).map(|(local, comm)| (local.rank, *comm)).collect();
+    let named = plan.named(&comms);
     if let Some((rank, _)) = named.iter().find(|(_, comm)| *comm == RawComm::NULL) {
         return Err(Fault::new(Some(*rank), "init made no communicator, and no error"));
     }
@@ -122,12 +127,4 @@ pub(crate) fn abort_here(desk: &Desk, comms: &[RawComm]) {
         // Whatever it answers, the communicator is gone.
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(abort));
     }
-}
-
-/// Which rank a group's call failed for: the first with an error of its own, or the first without a communicator.
-fn first_failed(desk: &Desk, plan: &Plan, comms: &[RawComm]) -> u32 {
-    let failed = plan.locals.iter().zip(comms).find(|(local, comm)| {
-        **comm == RawComm::NULL || desk.state(local.rank, **comm, "init").is_ok_and(Status::is_error)
-    });
-    failed.or(plan.locals.iter().zip(comms).next()).map_or(0, |(local, _)| local.rank)
 }

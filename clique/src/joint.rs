@@ -20,6 +20,8 @@ pub(crate) struct Joint<'a> {
     pub(crate) rounds: &'a Rounds,
     /// The round in which all say how it went.
     pub(crate) round: &'static str,
+    /// Where the others are told of what goes wrong after the own word was said.
+    pub(crate) next: &'static str,
     /// The round, posted to before, whose gaps tell who never began, if there is one.
     pub(crate) begun: Option<&'static str>,
     pub(crate) phase: Phase,
@@ -135,8 +137,11 @@ impl Joint<'_> {
 
     /// Says that the own part failed.
     fn tell(&self, note: Note) -> Note {
-        // Where the others cannot be told, or this has been said already, their own deadlines end their waits.
-        let _ = self.rounds.post(self.round, Post::Failed(note.encode()));
+        // Where the others cannot be told their own deadlines end their waits.
+        if self.rounds.post(self.round, Post::Failed(note.encode())).is_err() {
+            // It has said already that it is done.
+            let _ = self.rounds.post(self.next, Post::Failed(note.encode()));
+        }
         note
     }
 
@@ -151,12 +156,13 @@ impl Joint<'_> {
         let is_missing = |seat: &Seat| seat.participant != this && missing.contains(&seat.participant);
         let ranks: Vec<u32> =
             (0..).zip(self.seats).filter(|(_, seat)| is_missing(seat)).map(|(rank, _)| rank).collect();
-        let own = if own_is_done {
-            "the ranks of this process are done"
+        let own = if own_is_done { "done" } else { "not done" };
+        let others = if ranks.is_empty() {
+            String::new()
         } else {
-            "those of this process are not done"
+            format!(", and the ranks {} of other participants {what}", list(&ranks))
         };
-        let cause = format!("the time is over, {own}, and {} of other participants {what}", list(&ranks));
+        let cause = format!("the time is over: the ranks of this process are {own}{others}");
         let mut fault = Fault::new(None, cause);
         fault.missing = ranks;
         self.tell(fault.note(self.phase, self.process))
@@ -165,9 +171,8 @@ impl Joint<'_> {
 
 /// Ranks, the first of them by name.
 fn list(ranks: &[u32]) -> String {
-    match ranks {
-        [] => "no ranks".to_owned(),
-        _ if ranks.len() <= 16 => format!("the ranks {ranks:?}"),
-        _ => format!("the ranks {:?} and {} more", &ranks[..16], ranks.len() - 16),
+    match ranks.split_at_checked(16) {
+        Some((named, more)) if !more.is_empty() => format!("{named:?} and {} more", more.len()),
+        _ => format!("{ranks:?}"),
     }
 }

@@ -259,6 +259,22 @@ impl Desk {
         }
     }
 
+    /// The error of a call for several communicators: of the rank whose communicator says that it failed, or is not there.
+    pub(crate) fn blamed(&self, comms: &[(u32, RawComm)], call: &str, status: Status) -> Fault {
+        let failed = |(rank, comm): &&(u32, RawComm)| {
+            *comm == RawComm::NULL || self.state(*rank, *comm, call).is_ok_and(Status::is_error)
+        };
+        let words = |rank: Option<u32>, comm| match self.explained(rank.unwrap_or(0), call, status, comm) {
+            fault if fault.is_taken => fault,
+            fault => Fault { rank, ..fault },
+        };
+        match (comms.iter().find(failed), comms) {
+            (Some((rank, RawComm::NULL)), _) => words(Some(*rank), None),
+            (Some((rank, comm)), _) | (None, [(rank, comm)]) => words(Some(*rank), Some(*comm)),
+            (None, _) => words(None, None),
+        }
+    }
+
     /// Waits until none of the communicators is in progress.
     pub(crate) fn settle(&self, comms: &[(u32, RawComm)], call: &str, until: Deadline) -> Result<(), Fault> {
         let mut pause = Pause::default();

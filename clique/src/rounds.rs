@@ -11,7 +11,7 @@ use crate::state::Phase;
 use crate::sync::Deadline;
 
 /// While the clique is used: whoever fails says so here, and whoever closes.
-const LIFE: &str = "life";
+pub(crate) const LIFE: &str = "life";
 /// How often the word of some of the participants is looked for.
 const SLICE: Duration = Duration::from_millis(5);
 

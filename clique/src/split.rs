@@ -223,9 +223,10 @@ fn bring_up(
         let _ = rounds.post("up", Post::Failed(note.encode()));
         note
     })?;
-    let joint = |round| Joint {
+    let joint = |round, next| Joint {
         rounds,
         round,
+        next,
         begun: None,
         phase: Phase::Ready,
         process,
@@ -240,13 +241,13 @@ fn bring_up(
         });
         (draft.life.clone(), part)
     });
-    let up = joint("up").run(up.collect())?;
+    let up = joint("up", "used").run(up.collect())?;
     let used = drafts.iter().zip(up.results).map(|(draft, up)| {
         let plan = draft.plan.clone();
         let part: Part<Vec<RawComm>> = Box::new(move |desk, until| group::use_first(desk, &plan, up, until));
         (draft.life.clone(), part)
     });
-    let used = joint("used").run(used.collect())?;
+    let used = joint("used", "late").run(used.collect())?;
     Ok(place(team, drafts, used.results))
 }
 
@@ -273,9 +274,8 @@ fn made(team: &Team, drafts: &[Draft], make: Make, deadline: Deadline) -> Result
         if lost {
             return Err(Fault::taken());
         }
-        let rank = parents.first().map_or(0, |(rank, _)| *rank);
         if status.is_error() {
-            return Err(desk.explained(rank, "split", status, None));
+            return Err(desk.blamed(&parents, "split", status));
         }
         desk.settle(&parents, "split", deadline)?;
         Ok(placed)

@@ -11,6 +11,7 @@ mod fault;
 mod group;
 mod machine;
 mod math;
+mod memory;
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -20,10 +21,11 @@ use std::time::Instant;
 pub use fault::{Fault, Kind, Step};
 use group::{Comm, GroupKey, State, Work};
 use machine::Machine;
+use memory::Memory;
 
 use crate::backend::{
     Backend, BackendError, Capabilities, CommConfig, DataType, Enqueue, ID_BYTES, LocalRank, Operation,
-    RawComm, RawStream, Shape, SplitCall, Status, Variable, Workspace,
+    RawComm, Shape, SplitCall, Status, Variable, Workspace,
 };
 
 /// How long anything is kept at most, so that a test that fails leaves nothing behind for ever.
@@ -192,6 +194,14 @@ impl Software {
         self.fabric.lock().comms.get(&comm.0).map(|comm| comm.rank)
     }
 
+    /// A call for a communicator fails, and it keeps the error.
+    fn refuse(&self, comm: RawComm, status: Status) -> Status {
+        if let Some(comm) = self.fabric.lock().comms.get_mut(&comm.0) {
+            comm.error = Some(status);
+        }
+        status
+    }
+
     fn not_there(&self, call: &'static str) -> BackendError {
         BackendError::NotInLibrary { call, library: self.name() }
     }
@@ -205,7 +215,7 @@ impl Software {
     ) -> Status {
         for call in calls {
             if let Some(status) = self.trip(Step::Split, self.rank_of(call.parent)) {
-                return status;
+                return self.refuse(call.parent, status);
             }
         }
         let mut state = self.fabric.lock();
@@ -309,7 +319,7 @@ impl Backend for Software {
     unsafe fn enqueue(&self, calls: &[Enqueue]) -> Status {
         for call in calls {
             if let Some(status) = self.trip(Step::Enqueue, self.rank_of(call.comm)) {
-                return status;
+                return self.refuse(call.comm, status);
             }
             let half = [DataType::F16, DataType::BF16];
             if matches!(call.operation, Operation::AllReduce { data_type, .. } if half.contains(&data_type)) {
@@ -370,7 +380,7 @@ impl Backend for Software {
     unsafe fn finalize(&self, comms: &[RawComm]) -> Status {
         for comm in comms {
             if let Some(status) = self.trip(Step::Finalize, self.rank_of(*comm)) {
-                return status;
+                return self.refuse(*comm, status);
             }
             if let Some(comm) = self.fabric.lock().comms.get_mut(&comm.0) {
                 comm.work = Work::Finalize;
@@ -411,75 +421,5 @@ impl Backend for Software {
         let stream = state.machine.number() as usize;
         state.workspaces += 1;
         Ok(Box::new(Memory { fabric: self.fabric.clone(), device, send, recv, stream, len_bytes }))
-    }
-}
-
-/// A workspace.
-#[derive(Debug)]
-struct Memory {
-    fabric: Arc<Shared>,
-    device: u32,
-    send: u64,
-    recv: u64,
-    stream: usize,
-    len_bytes: usize,
-}
-
-impl Memory {
-    fn too_long(&self, call: &'static str, len: usize) -> BackendError {
-        let message = format!("{len} bytes: the buffer has {}", self.len_bytes);
-        BackendError::Device { call, device: self.device, message }
-    }
-}
-
-impl Workspace for Memory {
-    fn stream(&self) -> RawStream {
-        RawStream(self.stream)
-    }
-
-    fn send_address(&self) -> u64 {
-        self.send
-    }
-
-    fn recv_address(&self) -> u64 {
-        self.recv
-    }
-
-    fn len_bytes(&self) -> usize {
-        self.len_bytes
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), BackendError> {
-        let mut state = self.fabric.lock();
-        let buffer =
-            state.machine.bytes(self.send, bytes.len()).ok_or_else(|| self.too_long("write", bytes.len()))?;
-        buffer.copy_from_slice(bytes);
-        if let Some(buffer) = state.machine.bytes(self.recv, self.len_bytes) {
-            buffer.fill(0xff);
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> Result<(), BackendError> {
-        let mut state = self.fabric.lock();
-        let buffer =
-            state.machine.bytes(self.recv, bytes.len()).ok_or_else(|| self.too_long("read", bytes.len()))?;
-        bytes.copy_from_slice(buffer);
-        Ok(())
-    }
-
-    fn is_idle(&mut self) -> Result<bool, BackendError> {
-        Ok(self.fabric.lock().machine.streams.get(&self.stream).copied().unwrap_or(0) == 0)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let mut state = self.fabric.lock();
-        state.workspaces -= 1;
-        // Kernels that still run find no memory, and write nowhere.
-        state.machine.memory.remove(&self.send);
-        state.machine.memory.remove(&self.recv);
-        state.machine.streams.remove(&self.stream);
     }
 }

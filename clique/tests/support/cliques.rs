@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use portway_clique::backend::{DataType, ReduceOp};
-use portway_clique::rendezvous::Hub;
+use portway_clique::rendezvous::{Hub, InProcess};
 use portway_clique::software::{Fabric, Software};
 use portway_clique::{Clique, CliqueBuilder, CliqueError, FirstUse};
 
@@ -15,7 +15,8 @@ pub const PATIENT: Duration = Duration::from_secs(20);
 /// Participants, each with its local ranks, on a fabric with a device a rank.
 pub struct Job {
     pub fabric: Fabric,
-    pub hub: Hub,
+    /// By participant: its place in the rendezvous.
+    pub places: Vec<Arc<InProcess>>,
     /// By participant: its process.
     pub processes: Vec<Arc<Software>>,
     /// By participant: its ranks, which are its devices as well.
@@ -32,13 +33,14 @@ impl Job {
     pub fn new(local_ranks: &[u32]) -> Job {
         let size = local_ranks.iter().sum();
         let fabric = Fabric::new(size);
+        let hub = Hub::new(local_ranks.len() as u32).unwrap();
         let mut next = 0;
         let ranks = local_ranks.iter().map(|count| {
             next += count;
             (next - count..next).collect()
         });
         Job {
-            hub: Hub::new(local_ranks.len() as u32).unwrap(),
+            places: (0..local_ranks.len() as u32).map(|one| Arc::new(hub.join(one).unwrap())).collect(),
             processes: local_ranks.iter().map(|_| Arc::new(Software::new(&fabric))).collect(),
             ranks: ranks.collect(),
             fabric,
@@ -68,9 +70,8 @@ impl Job {
         attempt: u64,
         change: impl Fn(usize, CliqueBuilder) -> Option<CliqueBuilder>,
     ) -> Vec<Outcome> {
-        let places = self.join();
         let mut threads = Vec::new();
-        for (participant, place) in places.into_iter().enumerate() {
+        for (participant, place) in self.places.iter().cloned().enumerate() {
             let Some(builder) = change(participant, self.builder(participant, attempt)) else { continue };
             let (backend, within) = (self.processes[participant].clone(), self.within);
             let (done, is_done) = sync_channel(1);
@@ -82,11 +83,10 @@ impl Job {
             threads.push(is_done);
         }
         let limit = self.within + Duration::from_secs(10);
-        threads.into_iter().map(|is_done| is_done.recv_timeout(limit).expect("a bring-up that returns")).collect()
-    }
-
-    fn join(&self) -> Vec<Arc<portway_clique::rendezvous::InProcess>> {
-        (0..self.ranks.len() as u32).map(|one| Arc::new(self.hub.join(one).unwrap())).collect()
+        threads
+            .into_iter()
+            .map(|is_done| is_done.recv_timeout(limit).expect("a bring-up that returns"))
+            .collect()
     }
 
     /// As `bring_up`, for one that succeeds.
@@ -117,16 +117,17 @@ pub fn each<T: Send + 'static, R: Send + 'static>(
         threads.push((thread, is_done));
     }
     let end = Instant::now() + limit;
-    let wait = |(index, (thread, is_done)): (usize, (std::thread::JoinHandle<()>, std::sync::mpsc::Receiver<R>))| {
-        match is_done.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(result) => result,
-            Err(RecvTimeoutError::Timeout) => panic!("thread {index} is not done after {limit:?}"),
-            Err(RecvTimeoutError::Disconnected) => match thread.join() {
-                Ok(()) => unreachable!("it sends before it returns"),
-                Err(panic) => std::panic::resume_unwind(panic),
-            },
-        }
-    };
+    let wait =
+        |(index, (thread, is_done)): (usize, (std::thread::JoinHandle<()>, std::sync::mpsc::Receiver<R>))| {
+            match is_done.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(result) => result,
+                Err(RecvTimeoutError::Timeout) => panic!("thread {index} is not done after {limit:?}"),
+                Err(RecvTimeoutError::Disconnected) => match thread.join() {
+                    Ok(()) => unreachable!("it sends before it returns"),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                },
+            }
+        };
     threads.into_iter().enumerate().map(wait).collect()
 }
 
