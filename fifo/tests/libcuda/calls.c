@@ -59,7 +59,7 @@ static struct function {
   long calls;
   long fail_from, fail_to; // numbers of the calls that fail, from inclusive to exclusive
   int status;
-  int held; // calls wait while this is not 0
+  int held; // 0: no call waits; 1: all do; 2: the next one is to; 3: that one does
   long waiting;
 } functions[MAX_FUNCTIONS];
 
@@ -95,7 +95,8 @@ static int enter(const char *name) {
   f->calls++;
   thread(syscall(SYS_gettid))->calls[index]++;
   if (f->calls >= f->fail_from && f->calls < f->fail_to) return unlock(f->status);
-  if (f->held) {
+  if (f->held == 1 || f->held == 2) {
+    if (f->held == 2) f->held = 3;
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_sec += 60;

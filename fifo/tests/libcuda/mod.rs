@@ -150,6 +150,11 @@ impl Standin {
         self.set_held(function, 1);
     }
 
+    /// Holds the next call of a function until [`release`](Self::release), and no other.
+    pub fn hold_next(&self, function: &str) {
+        self.set_held(function, 2);
+    }
+
     /// Lets the calls of a function go on.
     pub fn release(&self, function: &str) {
         self.set_held(function, 0);
