@@ -61,7 +61,7 @@ complaints() {
     while read -r _ _ kernel verb regex; do
         [ "${3:-$kernel}" = "$kernel" ] || continue
         # The body of the kernel, or of the function of that name, on one line.
-        text=$(awk -v entry=".entry $kernel(" -v func="portway${#kernel}${kernel}E" '
+        text=$(awk -v entry=".entry $kernel(" -v func="${#kernel}${kernel}E" '
             index($0, entry) || index($0, func) && /\.func|^_Z/ { on = 1; held = "" }
             on { held = held " " $0 } on && /;$/ && held !~ /\{/ { on = 0 } on && /^}/ { print held; exit }' "$2")
         [ -n "$text" ] || echo "no kernel or function $kernel"

@@ -63,7 +63,7 @@ extern "C" __global__ void push_warps(FifoHandle fifo, Plan plan, Sent *sent) {
   Sent mine = begin();
   while (!__any_sync(~0u, plan.is_over(mine))) {
     for (u32 i = 0; i < kPushes && mine.count < plan.most; i++) { // as often by each lane
-      const Status status = push_warp(fifo, plan.next(mine)).status;
+      const Status status = push(fifo, plan.next(mine)).status;
       if (mine.status == 0) mine.status = static_cast<u64>(status);
       __syncwarp();
     }
@@ -144,9 +144,11 @@ extern "C" __global__ void ping_pong(u64 *there, const u64 *back, u64 timeout_ns
 extern "C" __global__ void set_start(u64 *start_ns) { *start_ns = platform::clock_ns() + 1000000; }
 
 // Offers a load: the triggers of all threads are due one every `period_ps`. Each is timed from when it is due, not from
-// when its thread gets to it, to the return of its sync; so a thread that lags shows. Gives up at twice the time.
-extern "C" __global__ void offer(FifoHandle fifo, const u64 *start_ns, u64 period_ps, u64 each, u64 limit_ns,
-                                 u32 *samples_ns, Sent *sent) {
+// when its thread gets to it, to the return of its sync; so a thread that lags shows. Gives up at twice the time. The
+// blocks share the `count` FIFOs out among them.
+extern "C" __global__ void offer(const FifoHandle *fifos, u64 count, const u64 *start_ns, u64 period_ps, u64 each,
+                                 u64 limit_ns, u32 *samples_ns, Sent *sent) {
+  const FifoHandle fifo = fifos[blockIdx.x % count];
   const u64 start = *start_ns, threads = static_cast<u64>(gridDim.x) * blockDim.x;
   Sent mine = begin();
   mine.start_ns = start;

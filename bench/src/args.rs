@@ -85,6 +85,10 @@ pub struct Args {
     #[arg(long, value_name = "LO:HI:STEP", default_value = "10:80:10", value_parser = rates)]
     rate: (u64, u64, u64),
 
+    /// FIFOs that this load is spread over, each with a consumer on a core of its own
+    #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub proxies: Vec<u64>,
+
     /// RDMA device by name, or two with a comma between them: one for each end [default: the first with an active port]
     #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', num_args = 1, action = clap::ArgAction::Set)]
     pub devices: Vec<String>,
@@ -125,6 +129,7 @@ const SHAPE: &[&str] = &[
     "end",
     "factor",
     "rate",
+    "proxies",
     "devices",
     "gid_index",
     "queue_pairs",

@@ -66,7 +66,6 @@ fn a_timeout_breaks_the_fifo_and_everybody_says_so() {
         let later = Outcome { status: status::BROKEN_BY_TIMEOUT, position: gap };
         assert_eq!(device.push(&handle, [1, 2], LONG_NS), later);
         assert_eq!(device.push_batch(&handle, &[[1, 2], [3, 4]], LONG_NS), later);
-        assert_eq!(device.push_warp(&[(&handle, [1, 2]), (&handle, [3, 4])], LONG_NS), [later, later]);
         assert_eq!(device.sync(&handle, gap, LONG_NS), status::BROKEN_BY_TIMEOUT);
         assert_eq!(consumer.closed(), broken(Cause::Timeout, gap));
         let rust = fifo.producer().unwrap().push(Trigger::new([1, 2]).unwrap());
@@ -146,7 +145,6 @@ fn an_abort_loses_nothing_that_was_pushed_before() {
     let broken = Outcome { status: status::BROKEN_BY_ABORT, position: 8 };
     assert_eq!(device.push(&handle, [1, 2], LONG_NS), broken);
     assert_eq!(device.push_batch(&handle, &[[1, 2]; 3], LONG_NS), broken);
-    assert_eq!(device.push_warp(&[(&handle, [1, 2])], LONG_NS)[0], broken);
     let (cause, position) = (Cause::Abort, Position(8));
     assert_eq!(consumer.closed(), Some(Error::Broken { cause, position }));
     assert_eq!(consumer.drain(9, |_, _| ()), 1, "what was pushed before the abort is still there");
@@ -269,7 +267,6 @@ fn bad_arguments_are_refused_and_nothing_happens() {
 
     for words in [[top, 0], [0, top], [u64::MAX, u64::MAX]] {
         assert_eq!(device.push(&handle, words, LONG_NS).status, invalid, "{words:x?}");
-        assert_eq!(device.push_warp(&[(&handle, words)], LONG_NS)[0].status, invalid, "{words:x?}");
         for at in [0, 9, SLOTS as usize - 1] {
             let mut batch = vec![[1, 2]; SLOTS as usize];
             batch[at] = words;
@@ -281,13 +278,11 @@ fn bad_arguments_are_refused_and_nothing_happens() {
     for version in [0, 2, u32::MAX] {
         let other = handle.clone().with_version(version);
         assert_eq!(device.push(&other, [1, 2], LONG_NS).status, invalid);
-        assert_eq!(device.push_warp(&[(&other, [1, 2])], LONG_NS)[0].status, invalid);
         assert_eq!(device.push_batch(&other, &[[1, 2]], LONG_NS).status, invalid);
         assert_eq!(device.sync(&other, 0, LONG_NS), invalid);
     }
     for timeout_ns in [max_ns + 1, u64::MAX] {
         assert_eq!(device.push(&handle, [1, 2], timeout_ns).status, invalid);
-        assert_eq!(device.push_warp(&[(&handle, [1, 2])], timeout_ns)[0].status, invalid);
         assert_eq!(device.push_batch(&handle, &[[1, 2]], timeout_ns).status, invalid);
         assert_eq!(device.sync(&handle, 0, timeout_ns), invalid);
     }
@@ -299,37 +294,6 @@ fn bad_arguments_are_refused_and_nothing_happens() {
     let all = u64::MAX >> 1;
     assert_eq!(device.push_batch(&handle, &vec![[all, all]; SLOTS as usize], max_ns), ok(5));
     assert_eq!(consumer.drain(99, |_, it| assert_eq!(it.words(), [all, all])), SLOTS as usize);
-}
-
-#[test]
-fn a_warp_sorts_its_lanes_out() {
-    let Some((device, _alone)) = device() else { return };
-    let (_fifo, mut consumer, handle) = open(0);
-    let bad = [1 << 63, 0];
-    let old = handle.clone().with_version(7);
-
-    // The leader's trigger is invalid, a lane's handle is of another version.
-    let lanes = [(&handle, bad), (&handle, [1, 1]), (&old, [2, 2]), (&handle, [4, 4])];
-    let said: Vec<u64> = device.push_warp(&lanes, LONG_NS).iter().map(|it| it.status).collect();
-    let invalid = status::INVALID;
-    assert_eq!(said, [invalid, status::OK, invalid, status::OK]);
-    let mut taken = Vec::new();
-    consumer.drain(9, |position, trigger| taken.push((position.0, trigger.words())));
-    assert_eq!(taken, [(0, [1, 1]), (1, [4, 4])]);
-    assert_eq!(handle.head(), 2);
-
-    // No lane is valid.
-    assert!(device.push_warp(&[(&handle, bad); 32], LONG_NS).iter().all(|it| it.status == invalid));
-    assert_eq!(handle.head(), 2);
-
-    // A timeout: each valid lane learns its own position.
-    for n in 0..SLOTS {
-        assert_eq!(device.push(&handle, [n, n], LONG_NS), ok(2 + n));
-    }
-    let said = device.push_warp(&[(&handle, [1, 1]), (&handle, bad), (&handle, [3, 3])], SHORT_NS);
-    let timeout = |position| Outcome { status: status::TIMEOUT, position };
-    assert_eq!((said[0], said[1].status, said[2]), (timeout(66), invalid, timeout(67)));
-    assert_eq!(consumer.closed(), broken(Cause::Timeout, 66));
 }
 
 /// Pushes and drains some laps, by the header and by the Rust producer in turn.

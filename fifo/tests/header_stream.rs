@@ -85,13 +85,9 @@ fn stream(slots: u64, first: Position, plan: Plan) -> Result<u64, String> {
         }
         ledger.agrees(id, report.pushed, report.digest)?;
     }
-    let refused: u64 = reports.iter().map(|it| it.refused).sum();
     let calls = plan.producers * plan.calls;
     match plan.form {
         Form::Scalar if ledger.total != calls => Err(format!("{calls} calls, {} triggers", ledger.total)),
-        Form::Warp if refused == 0 || refused + ledger.total != calls => {
-            Err(format!("{calls} calls, {} triggers and {refused} refused", ledger.total))
-        }
         _ if ledger.total > 500 && ledger.constant_bits() != [0; 2] => {
             Err(format!("bits {:x?} never changed", ledger.constant_bits()))
         }
@@ -133,11 +129,6 @@ fn matrix(form: Form, triggers: [[u64; 2]; 4]) {
 #[test]
 fn push_delivers_every_trigger_once_and_in_order() {
     matrix(Form::Scalar, [[50_000, 400_000], [50_000, 400_000], [20_000, 100_000], [6_000, 20_000]]);
-}
-
-#[test]
-fn push_warp_delivers_every_trigger_once_and_in_order() {
-    matrix(Form::Warp, [[100_000, 100_000], [10_000, 10_000], [10_000, 10_000], [16_000, 16_000]]);
 }
 
 #[test]

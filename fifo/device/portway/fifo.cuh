@@ -81,7 +81,8 @@ PORTWAY_FN u64 close(const WatchHandle &watch, u64 stop) {
 
 // What the elected reader does: reads the word until it has reached `target`, and publishes what it sees. False if it is
 // stopped, late, or has looked often enough.
-PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadline, platform::Pause &pause) {
+template <class Done>
+PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadline, Done done) {
   for (u32 look = 0; look < platform::kReaderLooks; look++) {
     // Both loads are on their way at once, so a look costs one trip over the bus.
     const u64 stop = platform::load_relaxed_system(watch.stop);
@@ -90,11 +91,51 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadl
     if (value != copied || look % 16 == 15) platform::store_release_device(watch.seen, value);
     copied = value;
     if (stop) close(watch, platform::load_acquire_system(watch.stop));
-    if (reached(value, target)) return true;
-    if (stop || reached(platform::clock_ns(), deadline)) return false;
-    if (look % 8 == 7) pause.wait(true);
+    if (reached(value, target)) {
+      platform::store_relaxed_device(watch.reader, 0);
+      done();
+      return true;
+    }
+    if (stop || reached(platform::clock_ns(), deadline)) break;
+    if (look % 8 == 7) platform::yield();
   }
+  // Relaxed, so this reader's copy may land after the next one's. A copy that is behind is not wrong, and the next reader
+  // mends it.
+  platform::store_relaxed_device(watch.reader, 0);
   return false;
+}
+
+// Waits until the word has reached `target`, from a look at the copies on, and calls `done` at once when it has: before
+// anything at which the lanes of a warp meet again. Other lanes may be waiting for what a lane does in there, and where
+// lanes that have parted meet, they were seen to hold each other up for good. For the same reason no lane waits for others
+// by a shuffle or a ballot.
+template <class Done>
+PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, Pair copy, u64 target, u64 timeout_ns, Done done) {
+  u64 deadline = 0;
+  platform::Pause pause;
+  for (bool first = true;; first = false) {
+    if (reached(copy.first, target) || (flushed && reached(platform::load_acquire_system(flushed), target))) {
+      done();
+      return {Status::kOk, 0};
+    }
+    const u64 now = platform::clock_ns();
+    if (first) deadline = now + timeout_ns;
+    u64 gate = copy.second;
+    if (gate || reached(now, deadline)) {
+      // The copy is as old as the last election. The stop word first, then the word: it has every value from before.
+      const u64 stop = gate ? 0 : platform::load_acquire_system(watch.stop);
+      if (reached(platform::load_acquire_system(watch.value), target)) {
+        done();
+        return {Status::kOk, 0};
+      }
+      if (stop) gate = close(watch, stop);
+      return {gate ? Status::kAborted : Status::kTimeout, gate};
+    }
+    const bool elected = platform::speaks() && platform::elect_device(watch.reader);
+    if (elected && read(watch, copy.first, target, deadline, done)) return {Status::kOk, 0};
+    pause.wait(elected);
+    copy = platform::load_pair_acquire_device(watch.seen);
+  }
 }
 
 } // namespace detail
@@ -109,30 +150,7 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadl
 // The word wins over the stop word and over the clock: before a wait gives up it looks at the word itself. A timeout of
 // zero is one look.
 PORTWAY_WAIT_FN Waited wait(WatchHandle watch, const u64 *flushed, u64 target, u64 timeout_ns) {
-  const u64 deadline = platform::clock_ns() + timeout_ns;
-  platform::Pause pause;
-  for (;;) {
-    const Pair copy = platform::load_pair_acquire_device(watch.seen);
-    if (reached(copy.first, target)) return {Status::kOk, 0};
-    if (flushed && reached(platform::load_acquire_system(flushed), target)) return {Status::kOk, 0};
-    u64 gate = copy.second;
-    if (gate || reached(platform::clock_ns(), deadline)) {
-      // The copy is as old as the last election. The stop word first, then the word: it has every value from before.
-      const u64 stop = gate ? 0 : platform::load_acquire_system(watch.stop);
-      if (reached(platform::load_acquire_system(watch.value), target)) return {Status::kOk, 0};
-      if (stop) gate = detail::close(watch, stop);
-      return {gate ? Status::kAborted : Status::kTimeout, gate};
-    }
-    const bool elected = platform::elect_device(watch.reader);
-    if (elected) {
-      const bool done = detail::read(watch, copy.first, target, deadline, pause);
-      // Relaxed, so this reader's copy may land after the next one's. A copy that is behind is not wrong, and `read`
-      // mends it.
-      platform::store_relaxed_device(watch.reader, 0);
-      if (done) return {Status::kOk, 0};
-    }
-    pause.wait(elected);
-  }
+  return detail::wait(watch, flushed, platform::load_pair_acquire_device(watch.seen), target, timeout_ns, [] {});
 }
 
 namespace detail {
@@ -170,83 +188,87 @@ PORTWAY_FN Pushed give_up(const FifoHandle &fifo, Waited waited, u64 first) {
   return timeout ? Pushed{Status::kTimeout, first} : closed(expected, first);
 }
 
-// Takes `n` consecutive positions and waits until all their slots are free.
-PORTWAY_FN Pushed take(const FifoHandle &fifo, u64 n, u64 timeout_ns) {
+// Consecutive positions, and the tail and the gate as they were seen when these were taken.
+struct Taken {
+  u64 first;
+  Pair copy;
+};
+
+PORTWAY_FN Taken take(const FifoHandle &fifo, u64 n) {
   // Both are on their way at once. Nothing has to be acquired with the copy: the slot is stored only if it says that
   // there is room, and a store is not made before what decides about it is known.
   const u64 first = platform::fetch_add_relaxed_device(fifo.head, n);
-  const Pair copy = platform::load_pair_relaxed_device(fifo.tail.seen);
-  if (copy.second) return give_up(fifo, {Status::kAborted, copy.second}, first);
-  const u64 room = fifo.room(first + n - 1);
-  if (!reached(copy.first, room)) {
-    const Waited waited = wait(fifo.tail, fifo.flushed, room, timeout_ns);
-    if (waited.status != Status::kOk) return give_up(fifo, waited, first);
-  }
-  return {Status::kOk, first};
+  return {first, platform::load_pair_relaxed_device(fifo.tail.seen)};
+}
+
+// Whether the slots of the `n` positions were free.
+PORTWAY_FN bool had_room(const FifoHandle &fifo, const Taken &taken, u64 n) {
+  return taken.copy.second == 0 && reached(taken.copy.first, fifo.room(taken.first + n - 1));
+}
+
+// Waits until the slots of the `n` positions are free, and calls `store` at once when they are.
+template <class Store>
+PORTWAY_FN Pushed store_late(const FifoHandle &fifo, const Taken &taken, u64 n, u64 timeout_ns, Store store) {
+  const u64 gate = taken.copy.second;
+  if (gate) return give_up(fifo, {Status::kAborted, gate}, taken.first);
+  const u64 room = fifo.room(taken.first + n - 1);
+  const Waited waited = wait(fifo.tail, fifo.flushed, taken.copy, room, timeout_ns, store);
+  if (waited.status != Status::kOk) return give_up(fifo, waited, taken.first);
+  return {Status::kOk, taken.first};
 }
 
 PORTWAY_FN bool fits(const Trigger &trigger) { return ((trigger.words[0] | trigger.words[1]) & kParity) == 0; }
 
+PORTWAY_FN void store(const FifoHandle &fifo, u64 position, const Trigger &trigger) {
+  const u64 parity = fifo.parity(position);
+  platform::store_slot(fifo.slot(position), trigger.words[0] | parity, trigger.words[1] | parity);
+}
+
+PORTWAY_FN void store_batch(const FifoHandle &fifo, u64 first, const Trigger *triggers, u64 n) {
+  platform::slots_fence();
+  for (u64 i = 0; i < n; i++) {
+    const u64 parity = fifo.parity(first + i);
+    platform::store_slot_after_fence(fifo.slot(first + i), triggers[i].words[0] | parity,
+                                     triggers[i].words[1] | parity);
+  }
+}
+
+// Pushes that found no room.
+PORTWAY_WAIT_FN Pushed push_late(FifoHandle fifo, Taken taken, Trigger trigger, u64 timeout_ns) {
+  return store_late(fifo, taken, 1, timeout_ns, [&] { store(fifo, taken.first, trigger); });
+}
+PORTWAY_WAIT_FN Pushed push_batch_late(FifoHandle fifo, Taken taken, const Trigger *triggers, u64 n, u64 timeout_ns) {
+  return store_late(fifo, taken, n, timeout_ns, [&] { store_batch(fifo, taken.first, triggers, n); });
+}
+
 } // namespace detail
 
-// Pushes one trigger, by one thread. What the thread did before is visible to whoever handles the trigger.
+// Pushes one trigger. What the thread did before is visible to whoever handles the trigger.
+//
+// Also what a whole warp calls: its lanes get neighbouring slots, and one of them reads for all.
 //
 // kInvalid if bit 63 of a word is set (it is the ring's) or the timeout is over kMaxTimeoutNs. A push that gives up
 // had taken its position, so the FIFO is broken from there on: later calls say so and the host can reset it.
-PORTWAY_WAIT_FN Pushed push(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
+PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
   if (!fifo.accepts(timeout_ns) || !detail::fits(trigger)) return {Status::kInvalid, 0};
-  const Pushed taken = detail::take(fifo, 1, timeout_ns);
-  if (taken.status != Status::kOk) return taken;
-  const u64 parity = fifo.parity(taken.position);
-  platform::store_slot(fifo.slot(taken.position), trigger.words[0] | parity, trigger.words[1] | parity);
-  return taken;
+  const detail::Taken taken = detail::take(fifo, 1);
+  if (!detail::had_room(fifo, taken, 1)) return detail::push_late(fifo, taken, trigger, timeout_ns);
+  detail::store(fifo, taken.first, trigger);
+  return {Status::kOk, taken.first};
 }
 PORTWAY_FN Pushed push(const FifoHandle &fifo, Trigger trigger) { return push(fifo, trigger, fifo.timeout_ns); }
 
-// Pushes one trigger a lane, by all lanes of a warp that are converged here: one step of the head and one wait for all
-// of them, neighbouring lanes in neighbouring slots. All lanes give the same FIFO. The timeout is that of the lowest lane
-// with a valid trigger; a lane whose trigger is invalid gets kInvalid, and the others go on.
-PORTWAY_WAIT_FN Pushed push_warp(const FifoHandle &fifo, Trigger trigger, u64 timeout_ns) {
-  const u32 active = platform::active_lanes();
-  const bool valid = fifo.accepts(timeout_ns) && detail::fits(trigger);
-  const u32 lanes = platform::ballot(active, valid);
-  if (lanes == 0) return {Status::kInvalid, 0};
-  const u32 leader = platform::lowest(lanes);
-  const u32 self = platform::lane();
-  Pushed taken = {Status::kOk, 0};
-  if (self == leader) taken = detail::take(fifo, platform::count(lanes), timeout_ns);
-  platform::sync_lanes(active);
-  taken.status = static_cast<Status>(platform::broadcast(active, static_cast<u32>(taken.status), leader));
-  taken.position = platform::broadcast(active, taken.position, leader);
-  if (!valid) return {Status::kInvalid, 0};
-  if (taken.status == Status::kOk || taken.status == Status::kTimeout) {
-    taken.position += platform::count(lanes & ((1u << self) - 1));
-  }
-  if (taken.status != Status::kOk) return taken;
-  const u64 parity = fifo.parity(taken.position);
-  platform::store_slot(fifo.slot(taken.position), trigger.words[0] | parity, trigger.words[1] | parity);
-  return taken;
-}
-PORTWAY_FN Pushed push_warp(const FifoHandle &fifo, Trigger trigger) {
-  return push_warp(fifo, trigger, fifo.timeout_ns);
-}
-
 // Pushes `n` triggers, at most as many as the ring has slots, by one thread to consecutive positions; returns the first.
 // One step of the head, one wait and one fence for all of them.
-PORTWAY_WAIT_FN Pushed push_batch(const FifoHandle &fifo, const Trigger *triggers, u64 n, u64 timeout_ns) {
+PORTWAY_FN Pushed push_batch(const FifoHandle &fifo, const Trigger *triggers, u64 n, u64 timeout_ns) {
   if (!fifo.accepts(timeout_ns) || n == 0 || n > fifo.size()) return {Status::kInvalid, 0};
   for (u64 i = 0; i < n; i++) {
     if (!detail::fits(triggers[i])) return {Status::kInvalid, 0};
   }
-  const Pushed taken = detail::take(fifo, n, timeout_ns);
-  if (taken.status != Status::kOk) return taken;
-  platform::slots_fence();
-  for (u64 i = 0; i < n; i++) {
-    const u64 position = taken.position + i;
-    const u64 parity = fifo.parity(position);
-    platform::store_slot_after_fence(fifo.slot(position), triggers[i].words[0] | parity, triggers[i].words[1] | parity);
-  }
-  return taken;
+  const detail::Taken taken = detail::take(fifo, n);
+  if (!detail::had_room(fifo, taken, n)) return detail::push_batch_late(fifo, taken, triggers, n, timeout_ns);
+  detail::store_batch(fifo, taken.first, triggers, n);
+  return {Status::kOk, taken.first};
 }
 PORTWAY_FN Pushed push_batch(const FifoHandle &fifo, const Trigger *triggers, u64 n) {
   return push_batch(fifo, triggers, n, fifo.timeout_ns);
@@ -254,7 +276,7 @@ PORTWAY_FN Pushed push_batch(const FifoHandle &fifo, const Trigger *triggers, u6
 
 // Waits until the consumer has handed on the trigger at `position`. What it did with it is then visible. A sync that
 // gives up breaks nothing.
-PORTWAY_WAIT_FN Status sync(const FifoHandle &fifo, u64 position, u64 timeout_ns) {
+PORTWAY_FN Status sync(const FifoHandle &fifo, u64 position, u64 timeout_ns) {
   if (!fifo.accepts(timeout_ns)) return Status::kInvalid;
   const Waited waited = wait(fifo.tail, fifo.flushed, position + 1, timeout_ns);
   return waited.status == Status::kAborted ? detail::closed(waited.gate, position).status : waited.status;

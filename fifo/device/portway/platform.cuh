@@ -1,4 +1,4 @@
-// What the compilers differ in: atomics, the clock, the lanes of a warp.
+// What the compilers differ in: atomics, the clock, how to wait.
 //
 // Compiled by nvcc and NVRTC, the functions below are PTX instructions. Compiled by a host C++17 compiler, they are the
 // compiler's atomics, and threads play the GPU: the protocol above them is the very same source, so a machine without
@@ -10,18 +10,12 @@
 
 #if defined(__CUDACC__)
 #define PORTWAY_FN __device__ __forceinline__
-// For functions that wait, with the stores that others wait for. Inlined into branches that the lanes of a warp take
-// apart, a push that had room was seen not to get to its store until the push of another branch had ended, which waited
-// for just that store. Apart they were not seen to hold each other up.
+// For functions that wait. Apart, they keep what is inlined short: a push that finds room is some thirty instructions.
 #define PORTWAY_WAIT_FN inline __device__ __noinline__
 #else
 #define PORTWAY_FN inline
 #define PORTWAY_WAIT_FN inline
 #include <chrono>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <mutex>
 #include <thread>
 #endif
 
@@ -128,9 +122,9 @@ PORTWAY_FN bool elect_device(u64 *p) {
   return v == 0;
 }
 
-// How often the elected reader looks before it gives others the chance. More than a few, since each election costs as
-// much as a look.
-constexpr u32 kReaderLooks = 1024;
+// How often the elected reader looks before it gives others the chance. More than a few, since an election has its cost;
+// not many, since the lanes of its warp may stand still until it comes out.
+constexpr u32 kReaderLooks = 64;
 
 // The GPU's global timer, in nanoseconds.
 PORTWAY_FN u64 clock_ns() {
@@ -139,25 +133,22 @@ PORTWAY_FN u64 clock_ns() {
   return v;
 }
 
-// Paces a waiting thread. The elected reader's loads over the bus are nearly pace enough; but lanes of one warp that have
-// parted run in turns, and a lane that never sleeps can keep the others, and what it waits for, from running at all.
+// Lets the other lanes of the warp run. Lanes that have parted run in turns, and one that never sleeps can keep the
+// others, and what it waits for, from running at all.
+PORTWAY_FN void yield() { __nanosleep(20); }
+
+// Paces a waiting thread. The elected reader's loads over the bus are nearly pace enough.
 struct Pause {
   PORTWAY_FN void wait(bool elected) { __nanosleep(elected ? 20 : 100); }
 };
 
-PORTWAY_FN u32 active_lanes() { return __activemask(); }
-PORTWAY_FN u32 lane() {
-  u32 v;
-  asm("mov.u32 %0, %%laneid;" : "=r"(v));
-  return v;
+// True for the first of the lanes of a warp that run this together. It orders and promises nothing: which lanes run
+// together is the scheduler's choice.
+PORTWAY_FN bool speaks() {
+  u32 below;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+  return (__activemask() & below) == 0;
 }
-PORTWAY_FN u32 ballot(u32 lanes, bool yes) { return __ballot_sync(lanes, yes); }
-// Hands on what one lane has acquired to the others: a shuffle alone orders no memory.
-PORTWAY_FN void sync_lanes(u32 lanes) { __syncwarp(lanes); }
-PORTWAY_FN u64 broadcast(u32 lanes, u64 value, u32 from) { return __shfl_sync(lanes, value, static_cast<int>(from)); }
-PORTWAY_FN u32 broadcast(u32 lanes, u32 value, u32 from) { return __shfl_sync(lanes, value, static_cast<int>(from)); }
-PORTWAY_FN u32 count(u32 lanes) { return static_cast<u32>(__popc(lanes)); }
-PORTWAY_FN u32 lowest(u32 lanes) { return static_cast<u32>(__ffs(static_cast<int>(lanes)) - 1); }
 
 #else // a host compiler: threads play the GPU
 
@@ -222,69 +213,8 @@ struct Pause {
   }
 };
 
-// Threads that play the lanes of one warp, those whose bits are set in `active`: each calls `join` first, and then they
-// call the lane functions together. A thread that joined none is a warp of its own.
-class Warp {
- public:
-  explicit Warp(u32 active) : active_(active), lanes_(static_cast<u32>(__builtin_popcount(active))) {}
-  void join(u32 lane) {
-    current() = this;
-    own_lane() = lane;
-  }
-  static Warp *&current() {
-    static thread_local Warp *warp = nullptr;
-    return warp;
-  }
-  static u32 &own_lane() {
-    static thread_local u32 lane = 0;
-    return lane;
-  }
-  u32 active() const { return active_; }
-
-  // Each lane gives a value and gets the combination of all: a bit a lane, or the value of `from`.
-  u64 exchange(u64 value, bool vote, u32 from) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (arrived_ == 0) result_ = 0;
-    if (vote) {
-      result_ |= value << own_lane();
-    } else if (own_lane() == from) {
-      result_ = value;
-    }
-    const u64 turn = turn_;
-    if (++arrived_ == lanes_) {
-      arrived_ = 0;
-      published_ = result_;
-      turn_++;
-      changed_.notify_all();
-    } else if (!changed_.wait_for(lock, std::chrono::seconds(120), [&] { return turn_ != turn; })) {
-      std::fprintf(stderr, "portway: %u of %u lanes of a warp in 120 s\n", arrived_, lanes_);
-      std::abort(); // the program's threads do not play a warp; a GPU would have hung here
-    }
-    return published_; // no lane starts the next turn before each has left: each must arrive for it
-  }
-
- private:
-  const u32 active_, lanes_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  u32 arrived_ = 0;
-  u64 turn_ = 0, result_ = 0, published_ = 0;
-};
-
-PORTWAY_FN u32 active_lanes() { return Warp::current() ? Warp::current()->active() : 1; }
-PORTWAY_FN u32 lane() { return Warp::own_lane(); }
-PORTWAY_FN u32 ballot(u32, bool yes) {
-  return Warp::current() ? static_cast<u32>(Warp::current()->exchange(yes, true, 0)) : yes;
-}
-PORTWAY_FN void sync_lanes(u32) {} // `exchange` takes a lock
-PORTWAY_FN u64 broadcast(u32, u64 value, u32 from) {
-  return Warp::current() ? Warp::current()->exchange(value, false, from) : value;
-}
-PORTWAY_FN u32 broadcast(u32 lanes, u32 value, u32 from) {
-  return static_cast<u32>(broadcast(lanes, static_cast<u64>(value), from));
-}
-PORTWAY_FN u32 count(u32 lanes) { return static_cast<u32>(__builtin_popcount(lanes)); }
-PORTWAY_FN u32 lowest(u32 lanes) { return static_cast<u32>(__builtin_ctz(lanes)); }
+PORTWAY_FN void yield() {}
+PORTWAY_FN bool speaks() { return true; } // threads do not run in step
 
 #endif
 

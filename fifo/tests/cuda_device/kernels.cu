@@ -32,12 +32,13 @@ extern "C" __global__ void push_scalar(FifoHandle fifo, u64 n, u64 *payload, Tal
   if (last.status == Status::kOk) count(tally, sync(fifo, last.position));
 }
 
+// The same by whole warps, whose lanes stay together.
 extern "C" __global__ void push_warps(FifoHandle fifo, u64 n, u64 *payload, Tally *tally) {
   Pushed last = {Status::kOk, 0};
   for (u64 i = 0; i < n; i++) {
     put_payload(payload, self() * n + i);
     __syncwarp();
-    last = push_warp(fifo, Trigger{{self(), i}});
+    last = push(fifo, Trigger{{self(), i}});
     count(tally, last.status);
     if (__any_sync(__activemask(), last.status != Status::kOk)) return;
   }
@@ -72,9 +73,13 @@ extern "C" __global__ void push_divergent(FifoHandle fifo, u64 n, u64 *payload, 
       case 1: last = push_batch(fifo, &trigger, 1); break;
       case 2:
         if (threadIdx.x & 8) __nanosleep(500);
-        last = push_warp(fifo, trigger);
+        last = push(fifo, trigger);
         break;
-      default: last = push_warp(fifo, trigger); break;
+      case 3:
+        last = push(fifo, trigger);
+        if (last.status == Status::kOk) last.status = sync(fifo, last.position);
+        break;
+      default: last = push(fifo, trigger); break;
     }
     count(tally, last.status);
   }

@@ -1,18 +1,21 @@
 // A kernel for each call of fifo.cuh, compiled by ci/device-header.sh. The lines below say what the script finds in the
 // PTX of a kernel or a function, and how a weakened header, made with sed, must fail there.
 //
-//! ptx push has st\.release\.sys\.global\.v2
-//! ptx push lacks st\.relaxed\.sys
-//! plant push s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
-//! ptx push_warp has st\.release\.sys\.global\.v2
-//! ptx push_warp lacks st\.relaxed\.sys
-//! ptx push_warp has bar\.warp\.sync.*shfl\.sync
-//! plant push_warp s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
-//! plant push_warp s/__syncwarp(lanes);//
-//! ptx push_batch has fence\.acq_rel\.sys.*st\.relaxed\.sys\.global\.v2
-//! ptx push_batch lacks st\.relaxed\.sys\.global\.v2.*fence\.acq_rel\.sys
-//! plant push_batch s/fence\.acq_rel\.sys;//
-//! plant push_batch s/^  platform::slots_fence();//
+//! ptx push_kernel has st\.release\.sys\.global\.v2
+//! ptx push_kernel lacks st\.relaxed\.sys
+//! ptx push_kernel lacks (bar\.warp|shfl|vote)\.sync
+//! plant push_kernel s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
+//! ptx push_late has st\.release\.sys\.global\.v2
+//! ptx push_late lacks st\.relaxed\.sys
+//! ptx push_late lacks (bar\.warp|shfl|vote)\.sync
+//! plant push_late s/st\.release\.sys\.global\.v2/st.relaxed.sys.global.v2/
+//! plant push_late s/pause\.wait(elected);/pause.wait(elected); __syncwarp();/
+//! ptx push_batch_kernel has fence\.acq_rel\.sys.*st\.relaxed\.sys\.global\.v2
+//! ptx push_batch_kernel lacks st\.relaxed\.sys\.global\.v2.*fence\.acq_rel\.sys
+//! plant push_batch_kernel s/fence\.acq_rel\.sys;//
+//! plant push_batch_kernel s/^  platform::slots_fence();//
+//! ptx push_batch_late has fence\.acq_rel\.sys.*st\.relaxed\.sys\.global\.v2
+//! plant push_batch_late s/^  platform::slots_fence();//
 //! ptx wait has ld\.acquire\.gpu\.global\.v2.*ld\.acquire\.sys
 //! ptx wait has atom\.cas\.relaxed\.gpu.*ld\.relaxed\.sys.*ld\.acquire\.sys.*st\.release\.gpu.*st\.relaxed\.gpu
 //! ptx wait has atom\.cas\.acq_rel\.gpu
@@ -30,10 +33,6 @@ using portway::u64;
 
 extern "C" __global__ void push_kernel(FifoHandle fifo, Trigger trigger, Pushed *pushed) {
   *pushed = portway::push(fifo, trigger);
-}
-
-extern "C" __global__ void push_warp_kernel(FifoHandle fifo, const Trigger *triggers, Pushed *pushed) {
-  pushed[threadIdx.x] = portway::push_warp(fifo, triggers[threadIdx.x]);
 }
 
 extern "C" __global__ void push_batch_kernel(FifoHandle fifo, const Trigger *triggers, u64 n, Pushed *pushed) {

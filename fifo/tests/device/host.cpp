@@ -15,7 +15,7 @@ using namespace portway;
 
 namespace {
 
-enum Form : u64 { kScalar, kWarp, kBatch };
+enum Form : u64 { kScalar, kBatch };
 
 struct Plan {
   u64 form;
@@ -28,7 +28,6 @@ struct Plan {
 // What one producer has to say when it is done.
 struct Report {
   u64 pushed;   // triggers
-  u64 refused;  // invalid triggers, all of them on purpose
   u64 digest;   // over position and number of each trigger
   u64 fault;    // 0, or the line below that saw something wrong
   u64 status;   // what it saw
@@ -75,25 +74,6 @@ struct Producer {
     }
   }
 
-  // All lanes make the same number of calls, in step. An eighth of the triggers is invalid, now and then those of the
-  // leader or of all lanes.
-  void lane(u64 warp, bool leader) {
-    for (u64 call = 0; call < plan.calls; call++) {
-      const bool invalid = payload::mix(plan.salt ^ id << 32 ^ call) % 8 == 0 || (leader && call % 16 == 5) ||
-                           payload::mix(plan.salt ^ warp << 32 ^ call) % 64 == 7;
-      Trigger trigger = payload::encode(plan.salt, id, report.pushed);
-      if (invalid) trigger.words[call % 2] |= kParity;
-      const Pushed pushed = push_warp(fifo, trigger);
-      if (!invalid) {
-        note(pushed, 1, __LINE__);
-      } else if (pushed.status == Status::kInvalid) {
-        report.refused++;
-      } else {
-        fail(__LINE__, pushed.status, pushed.position);
-      }
-    }
-  }
-
   void finish(std::atomic<u64> &done) {
     if (report.fault == 0 && report.pushed > 0) {
       const Status status = sync(fifo, last);
@@ -128,13 +108,9 @@ class Gate {
 struct Crew {
   Gate gate;
   std::atomic<u64> done{0};
-  std::vector<std::unique_ptr<platform::Warp>> warps;
   std::vector<std::unique_ptr<Producer>> producers;
   std::vector<std::thread> threads;
 };
-
-// Lanes of a warp of which only `n` take part: not the first ones, but some all over it.
-u32 spread_lane(u32 i, u32 n) { return i * 32 / n; }
 
 struct Waiter {
   u64 status, position, returned_ns;
@@ -205,21 +181,6 @@ Outcome portway_test_push(const FifoHandle *fifo, const u64 *words, u64 timeout_
   return {static_cast<u64>(pushed.status), pushed.position};
 }
 
-// One call of `push_warp`, by `lanes` threads with a handle and a trigger each.
-void portway_test_push_warp(const FifoHandle *fifos, const u64 *words, u64 lanes, u64 timeout_ns, Outcome *outcomes) {
-  const u32 active = lanes == 32 ? ~0u : (1u << lanes) - 1;
-  platform::Warp warp(active);
-  std::vector<std::thread> threads;
-  for (u64 lane = 0; lane < lanes; lane++) {
-    threads.emplace_back([=, &warp] {
-      warp.join(static_cast<u32>(lane));
-      const Pushed pushed = push_warp(fifos[lane], Trigger{{words[2 * lane], words[2 * lane + 1]}}, timeout_ns);
-      outcomes[lane] = {static_cast<u64>(pushed.status), pushed.position};
-    });
-  }
-  for (auto &thread : threads) thread.join();
-}
-
 Outcome portway_test_push_batch(const FifoHandle *fifo, const u64 *words, u64 n, u64 timeout_ns) {
   std::vector<Trigger> triggers;
   for (u64 i = 0; i < n; i++) triggers.push_back({{words[2 * i], words[2 * i + 1]}});
@@ -239,39 +200,13 @@ Crew *portway_test_start(const FifoHandle *fifo, const Plan *plan) {
   for (u64 id = 0; id < plan->producers; id++) {
     crew->producers.push_back(std::unique_ptr<Producer>(new Producer{*fifo, *plan, id}));
   }
-  if (plan->form != kWarp) {
-    for (auto &each : crew->producers) {
-      Producer *producer = each.get();
-      crew->threads.emplace_back([=] {
-        gate->pass();
-        producer->plan.form == kScalar ? producer->scalar() : producer->batches();
-        producer->finish(*done);
-      });
-    }
-    gate->open();
-    return crew.release();
-  }
-  // Whole warps and partly filled ones.
-  const u32 fills[] = {32, 19, 13};
-  for (u64 first = 0; first < plan->producers;) {
-    const u64 index = crew->warps.size();
-    const u64 left = plan->producers - first;
-    const u32 n = left < fills[index % 3] ? static_cast<u32>(left) : fills[index % 3];
-    u32 active = 0;
-    for (u32 i = 0; i < n; i++) active |= 1u << spread_lane(i, n);
-    crew->warps.push_back(std::make_unique<platform::Warp>(active));
-    platform::Warp *warp = crew->warps.back().get();
-    for (u32 i = 0; i < n; i++) {
-      Producer *producer = crew->producers[first + i].get();
-      const u32 lane = spread_lane(i, n);
-      crew->threads.emplace_back([=] {
-        gate->pass();
-        warp->join(lane);
-        producer->lane(index, i == 0);
-        producer->finish(*done);
-      });
-    }
-    first += n;
+  for (auto &each : crew->producers) {
+    Producer *producer = each.get();
+    crew->threads.emplace_back([=] {
+      gate->pass();
+      producer->plan.form == kScalar ? producer->scalar() : producer->batches();
+      producer->finish(*done);
+    });
   }
   gate->open();
   return crew.release();

@@ -44,7 +44,6 @@ pub struct Outcome {
 #[repr(u64)]
 pub enum Form {
     Scalar,
-    Warp,
     Batch,
 }
 
@@ -64,7 +63,6 @@ pub struct Plan {
 #[repr(C)]
 pub struct Report {
     pub pushed: u64,
-    pub refused: u64,
     pub digest: u64,
     pub fault: u64,
     pub status: u64,
@@ -111,7 +109,6 @@ calls! {
     facts: "portway_test_facts", fn() -> *const Fact;
     now_ns: "portway_test_now_ns", fn() -> u64;
     push: "portway_test_push", fn(*const FifoHandle, *const u64, u64) -> Outcome;
-    push_warp: "portway_test_push_warp", fn(*const FifoHandle, *const u64, u64, u64, *mut Outcome);
     push_batch: "portway_test_push_batch", fn(*const FifoHandle, *const u64, u64, u64) -> Outcome;
     sync: "portway_test_sync", fn(*const FifoHandle, u64, u64) -> u64;
     start: "portway_test_start", fn(*const FifoHandle, *const Plan) -> *mut Threads;
@@ -242,19 +239,6 @@ impl Device {
     pub fn push(&self, handle: &Handle, words: [u64; 2], timeout_ns: u64) -> Outcome {
         // SAFETY: `Handle` keeps what its addresses point to alive; the words are copied.
         unsafe { (self.calls.push)(&handle.raw, words.as_ptr(), timeout_ns) }
-    }
-
-    /// One call of `portway::push_warp` by a thread for each lane, which has a handle and a trigger.
-    pub fn push_warp(&self, lanes: &[(&Handle, [u64; 2])], timeout_ns: u64) -> Vec<Outcome> {
-        assert!((1..=32).contains(&lanes.len()));
-        let handles: Vec<FifoHandle> = lanes.iter().map(|(handle, _)| handle.raw).collect();
-        let words: Vec<[u64; 2]> = lanes.iter().map(|(_, words)| *words).collect();
-        let mut outcomes = vec![Outcome { status: u64::MAX, position: 0 }; lanes.len()];
-        let (words, out) = (words.as_ptr().cast(), outcomes.as_mut_ptr());
-        // SAFETY: as in `push`; there is a handle, a trigger and room for an outcome for each lane, and the threads
-        // have ended when the call returns.
-        unsafe { (self.calls.push_warp)(handles.as_ptr(), words, lanes.len() as u64, timeout_ns, out) };
-        outcomes
     }
 
     /// `portway::push_batch`.

@@ -51,20 +51,10 @@ struct Producer {
       if (!note(pushed, n) || !note({pushed.status, pushed.position + 1}, n + 1)) return;
     }
   }
-
-  // A lane never stops early: its warp would wait for it.
-  void lane(const FifoHandle &fifo, u64 count) {
-    Trigger trigger;
-    for (u64 n = 0; n < count; n++) {
-      fill(fifo, n, &trigger);
-      note(push_warp(fifo, trigger), n);
-    }
-  }
 };
 
 struct Crew {
   std::vector<std::unique_ptr<Producer>> producers;
-  std::unique_ptr<platform::Warp> warp;
   std::vector<std::thread> threads;
 };
 
@@ -72,20 +62,15 @@ struct Crew {
 
 extern "C" {
 
-// Starts `count` producers, at most 32, of `triggers` each, by `push` (form 0), `push_warp` (1) or `push_batch` (2).
+// Starts `count` producers of `triggers` each, by `push` (form 0) or `push_batch` (1).
 Crew *portway_race_start(const FifoHandle *fifo, u64 form, u64 count, u64 triggers) {
   auto crew = std::make_unique<Crew>();
-  crew->warp = std::make_unique<platform::Warp>(static_cast<u32>((1ull << count) - 1));
-  platform::Warp *warp = crew->warp.get();
   for (u64 id = 0; id < count; id++) {
     crew->producers.push_back(std::unique_ptr<Producer>(new Producer{id}));
     Producer *producer = crew->producers.back().get();
     crew->threads.emplace_back([=, fifo = *fifo] {
       if (form == 0) producer->scalar(fifo, triggers);
-      if (form == 2) producer->batches(fifo, triggers);
-      if (form != 1) return;
-      warp->join(static_cast<u32>(id));
-      producer->lane(fifo, triggers);
+      if (form == 1) producer->batches(fifo, triggers);
     });
   }
   return crew.release();
