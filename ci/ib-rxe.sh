@@ -4,7 +4,7 @@
 #
 # usage: ci/ib-rxe.sh [short|all]
 #
-# short (the default) is for every change: some two minutes under emulation. all takes some twenty.
+# short (the default) is for every change: one or two minutes under emulation. all takes three to twenty.
 # PORTWAY_SEED chooses the random puts (1).
 set -euo pipefail
 cd "$(dirname "$0")/.."
