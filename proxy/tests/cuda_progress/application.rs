@@ -43,6 +43,11 @@ impl State {
         State::FirstLaunch,
     ];
 
+    /// Whether it makes its call again and again: one comes back before the proxy is asked for anything.
+    fn repeats(self) -> bool {
+        matches!(self, State::Malloc | State::HostAlloc)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             State::QueueFull => "launch queue full",
@@ -62,6 +67,8 @@ impl State {
 
 /// More launches than a queue holds.
 const LAUNCHES: u64 = 1500;
+/// More allocations than are made while a kernel runs.
+const ALLOCATIONS: usize = 4096;
 
 type Handle = *mut c_void;
 
@@ -220,24 +227,38 @@ impl Prepared {
             // SAFETY: the context is current.
             State::DeviceSynchronise => ok("cuCtxSynchronize", unsafe { (f.cuCtxSynchronize)() }),
             State::Malloc => {
-                let mut address = 0;
-                // SAFETY: `address` outlives the call.
-                ok("cuMemAlloc", unsafe { (f.cuMemAlloc_v2)(&mut address, 256 << 20) })?;
-                step();
+                let mut addresses = Vec::new();
+                while addresses.len() < ALLOCATIONS && !is_over.load(Ordering::Acquire) {
+                    let mut address = 0;
+                    // SAFETY: `address` outlives the call.
+                    ok("cuMemAlloc", unsafe { (f.cuMemAlloc_v2)(&mut address, 2 << 20) })?;
+                    addresses.push(address);
+                    step();
+                }
                 until_over(is_over)?;
-                // SAFETY: allocated just above.
-                ok("cuMemFree", unsafe { (f.cuMemFree_v2)(address) })
+                for address in addresses {
+                    // SAFETY: allocated just above.
+                    ok("cuMemFree", unsafe { (f.cuMemFree_v2)(address) })?;
+                }
+                Ok(())
             }
             // SAFETY: allocated in `new`, and used by nobody.
             State::Free => ok("cuMemFree", unsafe { (f.cuMemFree_v2)(self.memory) }),
             State::HostAlloc => {
-                let mut address = ptr::null_mut();
-                // SAFETY: `address` outlives the call.
-                ok("cuMemHostAlloc", unsafe { (f.cuMemHostAlloc)(&mut address, 64 << 20, 0) })?;
-                step();
+                let mut addresses = Vec::new();
+                while addresses.len() < ALLOCATIONS && !is_over.load(Ordering::Acquire) {
+                    let mut address = ptr::null_mut();
+                    // SAFETY: `address` outlives the call.
+                    ok("cuMemHostAlloc", unsafe { (f.cuMemHostAlloc)(&mut address, 64 << 10, 0) })?;
+                    addresses.push(address);
+                    step();
+                }
                 until_over(is_over)?;
-                // SAFETY: allocated just above.
-                ok("cuMemFreeHost", unsafe { (f.cuMemFreeHost)(address) })
+                for address in addresses {
+                    // SAFETY: allocated just above.
+                    ok("cuMemFreeHost", unsafe { (f.cuMemFreeHost)(address) })?;
+                }
+                Ok(())
             }
             State::PageableCopy => {
                 let mut page = vec![0u8; 1 << 20];
@@ -341,7 +362,7 @@ pub struct Application {
 }
 
 impl Application {
-    /// Starts it, and returns once it does not get on any more.
+    /// Starts it, and returns once it does not get on any more, or calls again and again.
     pub fn start(prepared: Prepared) -> Self {
         let prepared = Arc::new(prepared);
         let (progress, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -356,6 +377,9 @@ impl Application {
         let mut last = (0, start);
         while !application.thread.is_finished() && (last.0 == 0 || last.1.elapsed() < quiet) {
             let now = application.progress.load(Ordering::Acquire);
+            if application.prepared.state.repeats() && now > 1 {
+                break;
+            }
             if now != last.0 {
                 last = (now, Instant::now());
             }
@@ -365,12 +389,10 @@ impl Application {
         application
     }
 
-    /// Whether it is inside its call, or its capture.
+    /// Whether it is inside its call, one of its calls, or its capture.
     pub fn is_stuck(&self) -> bool {
-        let state = self.prepared.state;
-        let through =
-            matches!(state, State::Malloc | State::HostAlloc) && self.progress.load(Ordering::Acquire) > 1;
-        !self.thread.is_finished() && !through
+        let done = self.progress.load(Ordering::Acquire) as usize;
+        !self.thread.is_finished() && !(self.prepared.state.repeats() && done > ALLOCATIONS)
     }
 
     /// After the kernel's end: waits for the application's own.
