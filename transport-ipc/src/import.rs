@@ -327,7 +327,7 @@ impl Importer<'_> {
         if memory.author.process.has_ended(&self.hub.process) {
             return Error::Gone { peer, why: "its process has ended" };
         }
-        let only_legacy = memory.legacy.is_some() && !memory.descriptors;
+        let only_legacy = memory.legacy.is_some() && tried.iter().any(|(way, _)| *way == Way::Legacy);
         if memory.author.process == self.hub.process && only_legacy {
             return Error::SameProcess;
         }
