@@ -1,5 +1,6 @@
 //! How a process becomes part of a run.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ pub struct SharedFileConfig {
 }
 
 impl SharedFile {
-    /// Becomes a participant. Participant 0 waits for all others to come, the others for participant 0.
+    /// Becomes a participant, and waits for all others. What a start that fails leaves behind, the next one removes.
     ///
     /// Two machines see each other's files as soon as their file system shows them, which on some takes seconds.
     ///
@@ -103,7 +104,6 @@ fn begin_run(
             return Ok((folder, others.into_iter().map(|other| other.name).collect()));
         }
         if Instant::now() >= end {
-            job.remove(&run_name(&run));
             let first = others.iter().zip(0..).find(|(other, _)| other.name.is_empty());
             let seen =
                 first.map(|(other, participant)| format!("participant {participant} {}", other.problem()));
@@ -203,6 +203,7 @@ fn join_run(job: &Folder, own: &Hello, end: Instant) -> Result<Folder, CliqueErr
                                 &format!("joined.{}", own.participant),
                                 &Frame::Hello(own.clone()).encode(),
                             )?;
+                            wait_for_all(&folder, own, began, end)?;
                             Ok(folder)
                         }
                     };
@@ -228,6 +229,27 @@ fn join_run(job: &Folder, own: &Hello, end: Instant) -> Result<Folder, CliqueErr
                 what: format!("joining a run in {}", job.path().display()),
                 expected: "an answer of participant 0".to_owned(),
                 seen,
+                waited: began.elapsed(),
+            });
+        }
+        pause.wait(end);
+    }
+}
+
+/// Participant 0 has answered; the others are under way, or not.
+fn wait_for_all(folder: &Folder, own: &Hello, began: Instant, end: Instant) -> Result<(), CliqueError> {
+    let mut pause = Pause::new();
+    loop {
+        let joined: HashSet<u32> =
+            folder.names()?.iter().filter_map(|name| participant_of(name, "joined")).collect();
+        let missing: Vec<u32> =
+            (0..own.participants).filter(|participant| !joined.contains(participant)).collect();
+        let Some(first) = missing.first() else { return Ok(()) };
+        if Instant::now() >= end {
+            return Err(CliqueError::Timeout {
+                what: format!("gathering {} processes in {}", own.participants, folder.path().display()),
+                expected: "all to join".to_owned(),
+                seen: format!("{} have not; participant {first} has not come", missing.len()),
                 waited: began.elapsed(),
             });
         }
