@@ -15,6 +15,11 @@ fn peak_kib() -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
+fn processor_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 fn forget_peak() {
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
 }
@@ -26,6 +31,8 @@ const CLIENT_THREADS: u32 = 4;
 
 struct Measured {
     took: Duration,
+    /// Of all processors together: what it would take at most on an idle machine.
+    processor_time: Duration,
     peak_kib: usize,
 }
 
@@ -33,7 +40,7 @@ struct Measured {
 fn meet(participants: u32) -> Measured {
     forget_peak();
     let before = peak_kib();
-    let began = Instant::now();
+    let (began, spent) = (Instant::now(), processor_time());
     let first = Tcp::start(tcp(0, participants, LOCALHOST)).unwrap();
     let address = first.address();
     let round = round(0, "a");
@@ -61,7 +68,11 @@ fn meet(participants: u32) -> Measured {
         }
     });
     first.close(PATIENCE).unwrap();
-    Measured { took: began.elapsed(), peak_kib: peak_kib() - before }
+    Measured {
+        took: began.elapsed(),
+        processor_time: processor_time() - spent,
+        peak_kib: peak_kib() - before,
+    }
 }
 
 /// Twice the connections of one process's limit of descriptors cannot be had everywhere.
@@ -79,8 +90,13 @@ fn thousands_meet_in_seconds_and_memory_is_linear() {
             continue;
         }
         let this = meet(participants);
-        println!("{participants} participants: {:?}, peak {} KiB", this.took, this.peak_kib);
-        assert!(this.took < Duration::from_secs(5), "{participants} participants took {:?}", this.took);
+        let Measured { took, processor_time, peak_kib } = this;
+        println!(
+            "{participants} participants: {took:?}, of processors {processor_time:?}, peak {peak_kib} KiB"
+        );
+        // A machine that is busy with something else stretches the one and hardly the other.
+        let limit = Duration::from_secs(5);
+        assert!(took < limit || processor_time < limit, "{participants} participants took {took:?}");
         measured.push(this);
     }
     for pair in measured.windows(2) {
@@ -107,4 +123,36 @@ fn a_crowd_that_says_nothing_holds_up_nobody() {
     assert!(turned_away.len() == 64, "the oldest of them are gone: {}", turned_away.len());
     assert!(turned_away[0].to_string().contains("wrong greeting"), "{}", turned_away[0]);
     drop((silent, second));
+}
+
+/// One of many is missing: all others learn it at their limit, also when that is the same moment for all.
+#[test]
+fn many_deadlines_at_once_are_met() {
+    const PARTICIPANTS: u32 = 128;
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let first = Tcp::start(tcp(0, PARTICIPANTS, LOCALHOST)).unwrap();
+    let address = first.address();
+    let others: Vec<Tcp> =
+        (2..PARTICIPANTS).map(|number| Tcp::start(tcp(number, PARTICIPANTS, address)).unwrap()).collect();
+    let limit = Duration::from_millis(500);
+    let latest = std::thread::scope(|scope| {
+        let gathering: Vec<_> = others
+            .iter()
+            .map(|member| {
+                scope.spawn(move || {
+                    member.post(&round(0, "a"), ok("here")).unwrap();
+                    let began = Instant::now();
+                    let said = member.gather(&round(0, "a"), limit).unwrap();
+                    let took = began.elapsed();
+                    assert!(said.0[1].is_none());
+                    assert!(member.whereabouts(1).unwrap().contains("has not connected"));
+                    took
+                })
+            })
+            .collect();
+        gathering.into_iter().map(|one| one.join().unwrap()).max().unwrap()
+    });
+    println!("{PARTICIPANTS} participants, one missing: the latest is {:?} late", latest - limit);
+    assert!(latest < limit + Duration::from_millis(100), "{latest:?}");
+    drop(others);
 }

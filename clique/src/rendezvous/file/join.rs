@@ -23,6 +23,19 @@ pub struct SharedFileConfig {
     pub within: Duration,
 }
 
+/// The time that coming up has.
+#[derive(Clone, Copy)]
+struct Time {
+    began: Instant,
+    end: Instant,
+}
+
+impl Time {
+    fn is_over(self) -> bool {
+        Instant::now() >= self.end
+    }
+}
+
 impl SharedFile {
     /// Becomes a participant, and waits for all others. What a start that fails leaves behind, the next one removes.
     ///
@@ -37,7 +50,7 @@ impl SharedFile {
     pub fn start(config: SharedFileConfig) -> Result<Self, CliqueError> {
         let SharedFileConfig { member, directory, within } = config;
         member.check()?;
-        let end = end_of(within);
+        let time = Time { began: Instant::now(), end: end_of(within) };
         let owner = owner_of_new_files(&directory)?;
         let job = Folder::open(directory.join(format!("portway-{}", short(member.token.bytes()))), owner)?;
         let Some(seat) = Lock::take(&job, &format!("seat.{}", member.participant))? else {
@@ -61,8 +74,8 @@ impl SharedFile {
         };
         job.write(&format!("hello.{}", member.participant), &Frame::Hello(hello.clone()).encode())?;
         let (run, names) = match member.participant {
-            0 => begin_run(&job, &seat, &hello, end)?,
-            _ => (join_run(&job, &hello, end)?, Vec::new()),
+            0 => begin_run(&job, &seat, &hello, time)?,
+            _ => (join_run(&job, &hello, time)?, Vec::new()),
         };
         Ok(SharedFile { member, job, run, seat: Some(seat), memory: Mutex::new(Memory::default()), names })
     }
@@ -78,9 +91,8 @@ fn begin_run(
     job: &Folder,
     seat: &Lock,
     own: &Hello,
-    end: Instant,
+    time: Time,
 ) -> Result<(Folder, Vec<String>), CliqueError> {
-    let began = Instant::now();
     for name in job.names()? {
         // Without locks, the one that it belongs to might be alive.
         if seat.is_real && (name.starts_with("run-") || participant_of(&name, "welcome").is_some()) {
@@ -103,7 +115,7 @@ fn begin_run(
         if missing == 0 {
             return Ok((folder, others.into_iter().map(|other| other.name).collect()));
         }
-        if Instant::now() >= end {
+        if time.is_over() {
             let first = others.iter().zip(0..).find(|(other, _)| other.name.is_empty());
             let seen =
                 first.map(|(other, participant)| format!("participant {participant} {}", other.problem()));
@@ -111,10 +123,10 @@ fn begin_run(
                 what: format!("gathering {count} processes in {}", job.path().display()),
                 expected: "all to join".to_owned(),
                 seen: format!("{missing} have not; {}", seen.unwrap_or_default()),
-                waited: began.elapsed(),
+                waited: time.began.elapsed(),
             });
         }
-        pause.wait(end);
+        pause.wait(time.end);
     }
 }
 
@@ -186,8 +198,7 @@ fn read_hello(folder: &Folder, kind: &str, participant: u32) -> Result<Option<He
 }
 
 /// The others: wait for participant 0's answer to this very hello.
-fn join_run(job: &Folder, own: &Hello, end: Instant) -> Result<Folder, CliqueError> {
-    let began = Instant::now();
+fn join_run(job: &Folder, own: &Hello, time: Time) -> Result<Folder, CliqueError> {
     let name = format!("welcome.{}", own.participant);
     let mut pause = Pause::new();
     loop {
@@ -196,14 +207,17 @@ fn join_run(job: &Folder, own: &Hello, end: Instant) -> Result<Folder, CliqueErr
             Ok(Some(bytes)) => match Frame::decode(&bytes, MAX_HELLO_BYTES) {
                 Ok(Frame::Run { to, run }) if to == own.instance => {
                     return match run {
-                        Err([what, expected, seen]) => Err(CliqueError::Config { what, expected, seen }),
+                        Err([what, expected, seen]) => {
+                            job.remove(&format!("hello.{}", own.participant));
+                            Err(CliqueError::Config { what, expected, seen })
+                        }
                         Ok(run) => {
                             let folder = Folder::open(job.file(&run_name(&run)), job.owner())?;
                             folder.write(
                                 &format!("joined.{}", own.participant),
                                 &Frame::Hello(own.clone()).encode(),
                             )?;
-                            wait_for_all(&folder, own, began, end)?;
+                            wait_for_all(&folder, own, time)?;
                             Ok(folder)
                         }
                     };
@@ -223,21 +237,21 @@ fn join_run(job: &Folder, own: &Hello, end: Instant) -> Result<Folder, CliqueErr
                 seen: format!("a second one: {}", hello.name),
             });
         }
-        if Instant::now() >= end {
+        if time.is_over() {
             job.remove(&format!("hello.{}", own.participant));
             return Err(CliqueError::Timeout {
                 what: format!("joining a run in {}", job.path().display()),
                 expected: "an answer of participant 0".to_owned(),
                 seen,
-                waited: began.elapsed(),
+                waited: time.began.elapsed(),
             });
         }
-        pause.wait(end);
+        pause.wait(time.end);
     }
 }
 
 /// Participant 0 has answered; the others are under way, or not.
-fn wait_for_all(folder: &Folder, own: &Hello, began: Instant, end: Instant) -> Result<(), CliqueError> {
+fn wait_for_all(folder: &Folder, own: &Hello, time: Time) -> Result<(), CliqueError> {
     let mut pause = Pause::new();
     loop {
         let joined: HashSet<u32> =
@@ -245,14 +259,14 @@ fn wait_for_all(folder: &Folder, own: &Hello, began: Instant, end: Instant) -> R
         let missing: Vec<u32> =
             (0..own.participants).filter(|participant| !joined.contains(participant)).collect();
         let Some(first) = missing.first() else { return Ok(()) };
-        if Instant::now() >= end {
+        if time.is_over() {
             return Err(CliqueError::Timeout {
                 what: format!("gathering {} processes in {}", own.participants, folder.path().display()),
                 expected: "all to join".to_owned(),
                 seen: format!("{} have not; participant {first} has not come", missing.len()),
-                waited: began.elapsed(),
+                waited: time.began.elapsed(),
             });
         }
-        pause.wait(end);
+        pause.wait(time.end);
     }
 }

@@ -164,6 +164,12 @@ impl Tcp {
                 return Err(self.timeout(&doing, end, began, &seen));
             }
             match TcpStream::connect_timeout(&self.address, left) {
+                // Nobody listens, but the system gave this end the very port that it asked for: it talks to itself.
+                Ok(stream) if stream.local_addr().ok() == Some(self.address) => {
+                    seen = "only this process itself".to_owned();
+                    drop(stream);
+                    std::thread::sleep(RETRY.min(left));
+                }
                 Ok(mut stream) => {
                     let nodelay = stream.set_nodelay(true);
                     nodelay.map_err(|error| system(doing.as_str(), error))?;

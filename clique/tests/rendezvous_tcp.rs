@@ -1,0 +1,225 @@
+//! The TCP store: addresses, ends, and what is no store. Processes are in `processes`.
+
+mod meeting;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use meeting::{LOCALHOST, PATIENCE, ok, round, tcp};
+use portway_clique::CliqueError;
+use portway_clique::rendezvous::{JobToken, MAX_PARTICIPANTS, Rendezvous, Tcp, TcpConfig};
+
+fn start_error(config: TcpConfig) -> CliqueError {
+    match Tcp::start(config) {
+        Err(error) => error,
+        Ok(started) => panic!("{started:?}"),
+    }
+}
+
+fn short(config: TcpConfig) -> TcpConfig {
+    TcpConfig { within: Duration::from_millis(300), ..config }
+}
+
+#[test]
+fn the_store_listens_at_one_interface_and_never_at_all() {
+    for all in ["0.0.0.0:0", "[::]:0"] {
+        let error = start_error(tcp(0, 2, all.parse().unwrap()));
+        assert!(matches!(error, CliqueError::Config { .. }), "{error}");
+        assert!(error.to_string().contains("which is all of them"), "{error}");
+    }
+    let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+    assert!(first.address().ip().is_loopback());
+    let port = first.address().port();
+    let elsewhere: SocketAddr = format!("127.0.0.2:{port}").parse().unwrap();
+    assert!(std::net::TcpStream::connect(elsewhere).is_err(), "it listens at the address that it was told");
+    // The control: there it does.
+    assert!(std::net::TcpStream::connect(first.address()).is_ok());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    for (participant, participants) in [(0, 0), (2, 2), (0, MAX_PARTICIPANTS + 1)] {
+        let error = start_error(tcp(participant, participants, LOCALHOST));
+        assert!(matches!(error, CliqueError::Config { .. }), "{error}");
+    }
+    for token in [vec![0; 7], vec![0; 257]] {
+        assert!(JobToken::new(token).unwrap_err().to_string().contains("8 to 256 bytes"));
+    }
+    assert_eq!(format!("{:?}", JobToken::new(*b"a secret token").unwrap()), "JobToken(14 bytes)");
+    let taken = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+    let error = start_error(tcp(0, 2, taken.address()));
+    assert!(matches!(error, CliqueError::System { errno: Some(_), .. }), "{error}");
+    assert!(error.to_string().contains(&taken.address().to_string()), "{error}");
+}
+
+/// Something else listens there: it says nothing, or not what a store says, or closes at once.
+#[test]
+fn what_is_no_store_is_an_error_in_time() {
+    let other = |answer: &'static [u8], close: bool| {
+        let listener = TcpListener::bind(LOCALHOST).unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(answer).unwrap();
+            (!close).then_some(stream)
+        });
+        let began = Instant::now();
+        let error = start_error(short(tcp(1, 2, address)));
+        let took = began.elapsed();
+        assert!(took < Duration::from_millis(400), "{took:?}");
+        assert!(error.to_string().contains(&format!("the store of participant 0 at {address}")), "{error}");
+        drop(serving.join().unwrap());
+        error
+    };
+    assert!(matches!(other(b"", false), CliqueError::Timeout { .. }));
+    assert!(matches!(other(b"SSH-2.0-something\r\n", false), CliqueError::Foreign { .. }));
+    assert!(matches!(other(b"pwrv\x01\0\x02\0\xff\xff\xff\xff", false), CliqueError::Foreign { .. }));
+    assert!(matches!(other(b"pwrv\x01\0\x05\0\0\0\0\0", false), CliqueError::Foreign { .. }));
+    assert!(matches!(other(b"", true), CliqueError::System { .. }));
+}
+
+#[test]
+fn nobody_listens_is_an_error_at_the_limit_and_whoever_is_early_waits() {
+    let address = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let began = Instant::now();
+    let error = start_error(short(tcp(1, 2, address)));
+    let took = began.elapsed();
+    assert!(matches!(error, CliqueError::Timeout { .. }) && error.to_string().contains("refused"), "{error}");
+    assert!((Duration::from_millis(300)..Duration::from_millis(400)).contains(&took), "{took:?}");
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| Tcp::start(tcp(1, 2, address)).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        let first = Tcp::start(tcp(0, 2, address)).unwrap();
+        drop(early.join().unwrap());
+        first.close(PATIENCE).unwrap();
+    });
+}
+
+#[test]
+fn the_store_lives_until_everybody_has_left_and_no_longer_than_it_may() {
+    let first = Tcp::start(tcp(0, 3, LOCALHOST)).unwrap();
+    let address = first.address();
+    let second = Tcp::start(tcp(1, 3, address)).unwrap();
+    for member in [&first, &second] {
+        member.post(&round(0, "a"), ok("x")).unwrap();
+    }
+    // Participant 0 leaves early; the other still gets what it needs.
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| first.close(PATIENCE));
+        std::thread::sleep(Duration::from_millis(50));
+        let said = second.gather(&round(0, "a"), Duration::from_millis(50)).unwrap();
+        assert_eq!(said.0, [Some(ok("x")), Some(ok("x")), None]);
+        assert!(!leaving.is_finished());
+        drop(second);
+        leaving.join().unwrap().unwrap();
+    });
+
+    // One that does not leave holds it up to the limit, and is named.
+    let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+    let second = Tcp::start(tcp(1, 2, first.address())).unwrap();
+    let began = Instant::now();
+    let error = first.close(Duration::from_millis(200)).unwrap_err();
+    let took = began.elapsed();
+    assert!((Duration::from_millis(200)..Duration::from_millis(300)).contains(&took), "{took:?}");
+    assert!(error.to_string().contains("still here: participant 1, process"), "{error}");
+    // Then the store is gone, which is an error at once.
+    let began = Instant::now();
+    let error = second.gather(&round(0, "a"), PATIENCE).unwrap_err();
+    assert!(matches!(error, CliqueError::System { .. }), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+
+    // Dropping is bounded too.
+    let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+    let _second = Tcp::start(tcp(1, 2, first.address())).unwrap();
+    let began = Instant::now();
+    drop(first);
+    assert!(began.elapsed() < Duration::from_millis(2600), "{:?}", began.elapsed());
+}
+
+/// The end of the store reaches a gather that waits, long before its limit.
+#[test]
+fn the_end_of_the_store_ends_every_gather() {
+    let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+    let second = Tcp::start(tcp(1, 2, first.address())).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| second.gather(&round(0, "a"), PATIENCE));
+        std::thread::sleep(Duration::from_millis(50));
+        let began = Instant::now();
+        first.close(Duration::ZERO).unwrap_err();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(error, CliqueError::System { .. }), "{error}");
+        assert!(error.to_string().contains("the store of participant 0 at 127.0.0.1:"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    });
+}
+
+/// Threads and descriptors after many of them are as many as before.
+#[test]
+fn nothing_is_left_behind() {
+    let count = |of: &str| std::fs::read_dir(of).unwrap().count();
+    // Other tests run in this process at the same time, so it is asked in one of its own.
+    if std::env::var_os("PORTWAY_TEST_ALONE").is_none() {
+        let again = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["nothing_is_left_behind", "--exact"])
+            .env("PORTWAY_TEST_ALONE", "1")
+            .status();
+        assert!(again.unwrap().success());
+        return;
+    }
+    let mut seen = Vec::new();
+    for _ in 0..200 {
+        let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+        let second = Tcp::start(tcp(1, 2, first.address())).unwrap();
+        for member in [&first, &second] {
+            member.post(&round(0, "a"), ok("x")).unwrap();
+        }
+        second.gather(&round(0, "a"), PATIENCE).unwrap();
+        drop(second);
+        first.close(PATIENCE).unwrap();
+        seen.push((count("/proc/self/task"), count("/proc/self/fd")));
+    }
+    assert_eq!(seen[0], seen[199], "{seen:?}");
+}
+
+/// A connection that says nothing, or stops in the middle of its greeting, is closed in time.
+#[test]
+fn who_does_not_say_who_it_is_is_dropped() {
+    let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+    let mut streams = [b"".as_slice(), b"pwrv\x01"].map(|part| {
+        let mut stream = std::net::TcpStream::connect(first.address()).unwrap();
+        stream.write_all(part).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    });
+    let began = Instant::now();
+    for stream in &mut streams {
+        // Closed with or without unread bytes of ours: an end or a reset.
+        assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+    }
+    let took = began.elapsed();
+    assert!((Duration::from_millis(4500)..Duration::from_secs(6)).contains(&took), "{took:?}");
+    let seen = first.turned_away();
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    for (error, bytes) in seen.iter().zip([0, 5]) {
+        let expected = format!("wrong pace: expected a greeting within 5s, seen {bytes} bytes of it");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+}
+
+/// A port of the range that the system hands out to clients: a client that waits for the store there must not take itself
+/// for it.
+#[test]
+fn a_client_does_not_talk_to_itself() {
+    let address = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    // The control: the system does connect a socket to itself.
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &address).unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    drop(socket);
+    for _ in 0..3 {
+        let error = start_error(short(tcp(1, 2, address)));
+        assert!(matches!(error, CliqueError::Timeout { .. }), "{error}");
+    }
+}
