@@ -49,6 +49,7 @@ pack proxy-cuda_device test 150 cuda_device test --no-run -p portway-proxy --fea
 pack cuda_put program 60 cuda_put build -p portway-proxy --features cuda --example cuda_put
 pack cuda_progress program 560 cuda_progress test --no-run -p portway-proxy --features cuda --test cuda_progress
 pack ipc-cuda_ipc test 180 cuda_ipc test --no-run -p portway-transport-ipc --test cuda_ipc
+pack cuda_ipc_progress program 560 cuda_ipc_progress test --no-run -p portway-transport-ipc --test cuda_ipc_progress
 pack portway-bench bench 300 portway-bench build --release -p portway-bench
 
 cp ci/device-run.sh "$folder/device-run.sh"

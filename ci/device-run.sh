@@ -6,8 +6,8 @@
 # usage: device-run.sh [--folder FOLDER] [--results FILE] [--runs N] [--sanitizer] [--require] [NAME...]
 #
 #   --folder     what was packed: this script's own folder if it was packed, else target/device-pack
-#   --results    a file in which cuda_progress keeps what it has got through, to go on from there the next time
-#   --runs       how many runs cuda_progress does of each cell, 20 unless told otherwise
+#   --results    a file in which the progress matrices keep what they have got through, to go on from there the next time
+#   --runs       how many runs they do of each cell, 20 unless told otherwise
 #   --sanitizer  runs the FIFO tests under compute-sanitizer's memcheck, and nothing else
 #   --require    a machine without a GPU is a failure, not a waiver
 #   NAME         only these programs of the manifest; a bench runs only when it is named
@@ -129,7 +129,7 @@ while read -r name kind limit_s sum; do
         ;;
     *)
         arguments=()
-        [ "$name" != cuda_progress ] || arguments=(--runs "$runs" ${results:+--results "$results"})
+        [[ $name != cuda_*progress ]] || arguments=(--runs "$runs" ${results:+--results "$results"})
         run "$name" "$limit_s" "$program" ${arguments[@]+"${arguments[@]}"}
         ;;
     esac

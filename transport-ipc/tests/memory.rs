@@ -78,6 +78,12 @@ fn a_way_that_fails_is_passed_over() {
     assert_eq!(far.describe(&remote).unwrap().way, Way::Fabric);
 }
 
+/// A function of the stand-in's, which has the type that the caller says.
+fn function<F: Copy>(machine: &Machine, name: &[u8]) -> F {
+    // SAFETY: the callers say the types that the functions have in the stand-in.
+    *unsafe { machine.standin.library().get::<F>(name) }.unwrap()
+}
+
 /// Device memory made of several physical pieces, mapped side by side by the caller.
 struct Pieces {
     context: Context,
@@ -98,26 +104,25 @@ impl Pieces {
         }
         let context = machine.contexts[0].clone();
         let _current = context.current().unwrap();
-        let library = machine.standin.library();
+        type Reserve = unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> i32;
+        type Create = unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> i32;
+        type Map = unsafe extern "C" fn(u64, usize, usize, u64, u64) -> i32;
+        let (reserve, create, map) = (
+            function::<Reserve>(machine, b"cuMemAddressReserve\0"),
+            function::<Create>(machine, b"cuMemCreate\0"),
+            function::<Map>(machine, b"cuMemMap\0"),
+        );
         let (mut address, len_bytes) = (0u64, count * PIECE_BYTES);
-        // SAFETY: the functions have these types in the stand-in.
-        unsafe {
-            type Reserve = unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> i32;
-            let reserve = library.get::<Reserve>(b"cuMemAddressReserve\0").unwrap();
-            assert_eq!(reserve(&mut address, len_bytes as usize, 0, 0, 0), 0);
-        }
+        // SAFETY: the address outlives the call.
+        assert_eq!(unsafe { reserve(&mut address, len_bytes as usize, 0, 0, 0) }, 0);
         for piece in 0..count {
             let properties = Properties { kind: 1, handle_types: 1, location: [1, 0], rest: [0; 2] };
             let mut handle = 0u64;
-            // SAFETY: as above; the range was reserved.
-            unsafe {
-                type Create = unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> i32;
-                let create = library.get::<Create>(b"cuMemCreate\0").unwrap();
-                assert_eq!(create(&mut handle, PIECE_BYTES as usize, &properties, 0), 0);
-                type Map = unsafe extern "C" fn(u64, usize, usize, u64, u64) -> i32;
-                let map = library.get::<Map>(b"cuMemMap\0").unwrap();
-                assert_eq!(map(address + piece * PIECE_BYTES, PIECE_BYTES as usize, 0, handle, 0), 0);
-            }
+            // SAFETY: both outlive the call.
+            assert_eq!(unsafe { create(&mut handle, PIECE_BYTES as usize, &properties, 0) }, 0);
+            let at = address + piece * PIECE_BYTES;
+            // SAFETY: the range was reserved.
+            assert_eq!(unsafe { map(at, PIECE_BYTES as usize, 0, handle, 0) }, 0);
         }
         let keep = Arc::new(Pieces { context: context.clone(), address, len_bytes });
         // SAFETY: the pieces stay mapped, and are accessed atomically only.
@@ -175,12 +180,10 @@ fn pool_memory_is_refused_by_name() {
     let stream = Stream::new(context).unwrap();
     let _current = context.current().unwrap();
     let mut address = 0;
-    // SAFETY: the function has this type in the stand-in.
-    unsafe {
-        type Allocate = unsafe extern "C" fn(*mut u64, usize, *mut c_void) -> i32;
-        let allocate = machine.standin.library().get::<Allocate>(b"cuMemAllocAsync\0").unwrap();
-        assert_eq!(allocate(&mut address, 4096, stream.raw()), 0);
-    }
+    type Allocate = unsafe extern "C" fn(*mut u64, usize, *mut c_void) -> i32;
+    let allocate = function::<Allocate>(&machine, b"cuMemAllocAsync\0");
+    // SAFETY: the address outlives the call, and the stream is one of the context.
+    assert_eq!(unsafe { allocate(&mut address, 4096, stream.raw()) }, 0);
     // SAFETY: the memory stays, and is accessed atomically only.
     let region = unsafe { context.import_raw(address, 4096, Arc::new(())) }.unwrap();
     let ipc = Ipc::open(context, Config::default()).unwrap();
@@ -323,22 +326,22 @@ fn an_address_that_is_used_again_is_noticed() {
     let [near, far] = apart(&machine, Config::default());
     let context = &machine.contexts[0];
     let at = |region: &Region| Segment { address: region.address(), len_bytes: region.len_bytes() };
-    let first = context.allocate(Kind::Vmm, PIECE_BYTES).unwrap();
-    let place = at(&first);
-    let memory = near.register(&first).unwrap();
-    let old = import(&near, &far, &memory).unwrap();
-    near.release(&memory).unwrap();
-    drop((memory, first));
-    // Until the system gives the addresses out again.
-    let mut others = Vec::new();
-    let again = loop {
-        assert!(others.len() < 1000, "the addresses did not come again");
+    // Until the system gives the addresses out again, and not to another test.
+    let mut attempts = 0;
+    let (old, again) = loop {
+        let first = context.allocate(Kind::Vmm, PIECE_BYTES).unwrap();
+        let place = at(&first);
+        let memory = near.register(&first).unwrap();
+        let old = import(&near, &far, &memory).unwrap();
+        near.release(&memory).unwrap();
+        drop((memory, first));
         context.reclaim().unwrap();
-        let region = context.allocate(Kind::Vmm, PIECE_BYTES).unwrap();
-        if at(&region) == place {
-            break region;
+        let again = context.allocate(Kind::Vmm, PIECE_BYTES).unwrap();
+        if at(&again) == place {
+            break (old, again);
         }
-        others.push(region);
+        attempts += 1;
+        assert!(attempts < 200, "the addresses did not come again");
     };
     again.write(0, &[9; 8]).unwrap();
     let memory = near.register(&again).unwrap();

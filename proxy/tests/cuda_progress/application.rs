@@ -392,7 +392,8 @@ impl Application {
     /// Whether it is inside its call, one of its calls, or its capture.
     pub fn is_stuck(&self) -> bool {
         let done = self.progress.load(Ordering::Acquire) as usize;
-        !self.thread.is_finished() && !(self.prepared.state.repeats() && done > ALLOCATIONS)
+        let has_all = self.prepared.state.repeats() && done > ALLOCATIONS;
+        !self.thread.is_finished() && !has_all
     }
 
     /// After the kernel's end: waits for the application's own.
