@@ -9,7 +9,6 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use portway_fifo::cuda::{Context, Kind, Stream};
-use portway_fifo::memory::Segment;
 use portway_fifo::{Heap, Platform, Region};
 use portway_proxy::TransportError;
 use portway_proxy::transport::{Binding, LocalMemory, RemoteMemory, Transport};
@@ -319,47 +318,65 @@ fn an_allocation_is_opened_once_and_closed_once() {
 }
 
 /// Memory is freed over there and its addresses are used again: the new one is not taken for the old one, and the old one
-/// is refused from then on.
+/// is refused from then on. The numbers are changed in the message, since addresses come again when the system likes.
 #[test]
 fn an_address_that_is_used_again_is_noticed() {
+    const ALLOCATION: usize = 96;
+    const BASE: usize = 104;
     let machine = Machine::new();
     let [near, far] = apart(&machine, Config::default());
-    let context = &machine.contexts[0];
-    let at = |region: &Region| Segment { address: region.address(), len_bytes: region.len_bytes() };
-    // Until the system gives the addresses out again, and not to another test.
-    let mut attempts = 0;
-    let (old, again) = loop {
-        let first = context.allocate(Kind::Vmm, PIECE_BYTES).unwrap();
-        let place = at(&first);
-        let memory = near.register(&first).unwrap();
-        let old = import(&near, &far, &memory).unwrap();
-        near.release(&memory).unwrap();
-        drop((memory, first));
-        context.reclaim().unwrap();
-        let again = context.allocate(Kind::Vmm, PIECE_BYTES).unwrap();
-        if at(&again) == place {
-            break (old, again);
-        }
-        attempts += 1;
-        assert!(attempts < 200, "the addresses did not come again");
-    };
-    again.write(0, &[9; 8]).unwrap();
-    let memory = near.register(&again).unwrap();
-    let new = import(&near, &far, &memory).unwrap();
+    let region = machine.contexts[0].allocate(Kind::Vmm, PIECE_BYTES).unwrap();
+    let memory = near.register(&region).unwrap();
+    let export = near.export(&memory).unwrap();
+    let word_at = |at: usize| u64::from_le_bytes(export[at..at + 8].try_into().unwrap());
+    assert_eq!(word_at(BASE), region.address());
     let (near_end, near_bytes) = near.endpoint().unwrap();
     let (far_end, far_bytes) = far.endpoint().unwrap();
     let _near_port = near_end.connect(&far_bytes, PATIENCE).unwrap();
     let mut port = far_end.connect(&near_bytes, PATIENCE).unwrap();
     let source = far.register(&machine.contexts[1].allocate(Kind::Vmm, 64).unwrap()).unwrap();
     let word = import(&near, &far, &near.signal_word().unwrap()).unwrap();
-    let binding = |destination: &RemoteMemory| Binding {
-        source: source.id,
-        destination: destination.id,
-        signal: word.id,
+    let mut bind = |destination: &RemoteMemory| {
+        port.bind(&Binding { source: source.id, destination: destination.id, signal: word.id })
     };
-    let error = port.bind(&binding(&old)).unwrap_err();
+    let opened = || machine.standin.calls("cuMemImportFromShareableHandle");
+    let old = far.import(&export).unwrap();
+    // Control: the same allocation again, and another one at other addresses, make nothing stale.
+    far.import(&export).unwrap();
+    let mut elsewhere = export.clone();
+    elsewhere[ALLOCATION..BASE].copy_from_slice(&u64::MAX.to_le_bytes());
+    elsewhere[BASE..BASE + 8].copy_from_slice(&(region.address() + PIECE_BYTES).to_le_bytes());
+    far.import(&elsewhere).unwrap();
+    assert_eq!(opened(), 2);
+    bind(&old).unwrap();
+    // Another allocation at the same addresses.
+    let mut again = export.clone();
+    again[ALLOCATION..BASE].copy_from_slice(&(u64::MAX - 1).to_le_bytes());
+    let new = far.import(&again).unwrap();
+    assert_eq!(opened(), 3, "what was open of the old one was taken for the new one");
+    let error = bind(&old).unwrap_err();
     assert!(matches!(own(&error), Error::Stale { .. }), "{error:?}");
-    port.bind(&binding(&new)).unwrap();
+    bind(&new).unwrap();
+}
+
+/// A number of an allocation is never given twice, so that the above is what happens.
+#[test]
+fn memory_that_is_freed_and_made_again_has_another_number() {
+    let machine = Machine::new();
+    let ipc = Ipc::open(&machine.contexts[0], Config::default()).unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..50 {
+        let region = machine.contexts[0].allocate(Kind::Legacy, 64).unwrap();
+        let [one, other] = [0, 1].map(|_| ipc.register(&region).unwrap());
+        let number = |memory| ipc.export(memory).unwrap()[96..104].to_vec();
+        assert_eq!(number(&one), number(&other));
+        assert!(!seen.contains(&number(&one)));
+        seen.push(number(&one));
+        ipc.release(&one).unwrap();
+        ipc.release(&other).unwrap();
+        drop((one, other, region));
+        machine.contexts[0].reclaim().unwrap();
+    }
 }
 
 #[test]
