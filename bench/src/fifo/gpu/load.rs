@@ -163,7 +163,7 @@ fn drain(
             .map(|(n, consumer)| {
                 let verify = verify();
                 scope.spawn(move || {
-                    pin(pinning.producer(n));
+                    pin(pinning.producer(n + 1)); // the first of the others waits for the kernels
                     serve(consumer, verify)
                 })
             })
