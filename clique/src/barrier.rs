@@ -20,7 +20,7 @@ const LEADER_GRACE: Duration = Duration::from_millis(50);
 /// - The last to come leads: it alone runs what the clique has to do with others, without a lock.
 /// - The first to come sets the deadline; those who come later can only shorten it. Once it is over the barrier is
 ///   broken for all, for good.
-/// - A seat that is [left](Self::leave) breaks it too: it will not come any more.
+/// - A seat that is [left](Self::leave) breaks it too: it will not come any more. So does [`fail`](Self::fail).
 pub struct Barrier<T> {
     state: Mutex<State<T>>,
     wake: Condvar,
@@ -125,9 +125,14 @@ impl<T: Clone> Barrier<T> {
 
     /// Says that a seat will never come again. Who waits for it, or comes later, gets [`CliqueError::Left`].
     pub fn leave(&self, seat: u32) {
+        self.fail(&CliqueError::Left { seat });
+    }
+
+    /// Breaks the barrier, for good. Who waits, or comes later, gets the error of the first break.
+    pub fn fail(&self, error: &CliqueError) {
         let mut state = lock(&self.state);
         if state.broken.is_none() {
-            state.broken = Some(CliqueError::Left { seat });
+            state.broken = Some(error.clone());
             if !LEAVE_SILENTLY {
                 self.wake_all(&state);
             }

@@ -15,7 +15,6 @@ use crate::id::{IdPlan, UniqueIds};
 use crate::joint::Joint;
 use crate::life::{ABORT_GRACE, Life};
 use crate::message::{Hello, IdMessage, Local, Note};
-use crate::owner::spawn;
 use crate::rendezvous::{Post, Rendezvous};
 use crate::report::Durations;
 use crate::rounds::{Heard, LIFE, Rounds, note_of};
@@ -133,7 +132,7 @@ impl CliqueBuilder {
         }
         let (clique, attempt) = (self.name.clone(), self.attempt);
         let rounds = Rounds { rendezvous, clique, attempt, who: None };
-        let life = Arc::new(Life::new(backend, rounds, this_process())?);
+        let life = Arc::new(Life::new(backend, rounds, this_process(), self.locals.len())?);
         let run = Run {
             builder: self,
             life,
@@ -180,10 +179,9 @@ impl Run {
     fn gather(&mut self) -> Result<Agreement, CliqueError> {
         let start = Instant::now();
         let hello = self.hello().and_then(|hello| hello.encode());
-        let messages = self.exchange(HELLO, hello)?;
+        let named = self.exchange(HELLO, hello)?;
         self.durations.gathering = start.elapsed();
         let start = Instant::now();
-        let named = self.named(messages);
         let hellos: Result<Vec<Hello>, _> =
             named.iter().map(|(peer, message)| Hello::decode(message, peer)).collect();
         let hellos = hellos.map_err(|error| self.fail_locally(&error))?;
@@ -235,8 +233,7 @@ impl Run {
             .owner
             .post(move |desk| desk.call(None, "unique_id", |backend| makes.make(participant, backend)));
         let message = self.answer(&made, "unique_id").and_then(|made| made?.encode());
-        let messages = self.exchange(IDS, message)?;
-        let named = self.named(messages);
+        let named = self.exchange(IDS, message)?;
         let decoded: Result<Vec<(String, IdMessage)>, CliqueError> = named
             .into_iter()
             .map(|(peer, message)| Ok((peer.clone(), IdMessage::decode(&message, &peer)?)))
@@ -313,7 +310,7 @@ impl Run {
         &mut self,
         round: &'static str,
         message: Result<Vec<u8>, CliqueError>,
-    ) -> Result<Vec<Vec<u8>>, CliqueError> {
+    ) -> Result<Vec<(String, Vec<u8>)>, CliqueError> {
         let message = match message {
             Ok(message) => message,
             Err(error) => {
@@ -321,11 +318,11 @@ impl Run {
                 return Err(self.tell(round, note));
             }
         };
-        if let Err(error) = self.life.rounds.post(round, Post::Ok(message)) {
-            return Err(self.fail_locally(&error));
-        }
-        match self.hear(round) {
-            Ok(Heard::All(messages)) => Ok(messages),
+        match self.hear(round, Post::Ok(message)) {
+            Ok(Heard::All(messages)) => {
+                let named = |(one, message)| (self.life.rounds.name(one), message);
+                Ok(messages.into_iter().map(named).collect())
+            }
             Ok(Heard::Failed(note)) => Err(self.fail(note)),
             Ok(Heard::Missing(participants)) => {
                 let names: Vec<String> =
@@ -343,14 +340,9 @@ impl Run {
         }
     }
 
-    /// Hears a round, on another thread, in case the rendezvous does not keep its limit.
-    fn hear(&self, round: &'static str) -> Result<Heard, CliqueError> {
-        let (rounds, deadline) = (self.life.rounds.clone(), self.deadline);
-        let (answer, heard) = std::sync::mpsc::sync_channel(1);
-        spawn("clique-listener", move || {
-            // Whoever asked may have given up.
-            let _ = answer.send(rounds.hear(round, deadline.left()));
-        })?;
+    /// Says something, and hears the others. In case the rendezvous does not keep its limit, it is not waited for.
+    fn hear(&self, round: &'static str, post: Post) -> Result<Heard, CliqueError> {
+        let heard = self.life.rounds.exchange(round, post, self.deadline)?;
         let late = |_| CliqueError::Timeout {
             what: format!("gathering {round:?}"),
             expected: "the rendezvous to return by the deadline".to_owned(),
@@ -372,10 +364,6 @@ impl Run {
         };
         let note = fault.note(self.machine.phase(), &self.life.process);
         Err(CliqueError::Failed(Arc::new(self.life.failure(note))))
-    }
-
-    fn named(&self, messages: Vec<Vec<u8>>) -> Vec<(String, Vec<u8>)> {
-        (0..).zip(messages).map(|(index, message)| (self.life.rounds.name(index), message)).collect()
     }
 
     fn on(&mut self, event: Event) -> Result<Phase, CliqueError> {

@@ -94,6 +94,7 @@ impl Clique {
             let clique = life.rounds.clique.clone();
             life.finish(CliqueError::Ended { clique, how: "aborted" }, Deadline::after(ABORT_WITHIN));
         }
+        life.wait_until_gone();
         life.quarantine.clone()
     }
 
@@ -152,6 +153,7 @@ impl Clique {
             life.abort(deadline);
             return Err(CliqueError::Failed(Arc::new(life.failure(note))));
         }
+        life.set_gone();
         life.owner.close();
         // Its thread has nothing to do any more; if it is late, nothing depends on it.
         let _ = life.owner.has_ended(deadline);

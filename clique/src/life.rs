@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 
 use crate::CliqueError;
 use crate::backend::{Backend, RawComm};
+use crate::barrier::Barrier;
 use crate::custody::Quarantine;
 use crate::failure::{Failure, Fault};
 use crate::message::Note;
@@ -15,6 +16,8 @@ use crate::rendezvous::Post;
 use crate::rounds::Rounds;
 use crate::state::Phase;
 use crate::sync::{Deadline, LAST_FAILURE_STAYS, Mutex, lock};
+use crate::team::Word;
+use crate::watcher::StopSignal;
 
 /// How long an abort may go on after a deadline before whoever waits is told.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_millis(50);
@@ -54,7 +57,11 @@ pub(crate) struct Life {
     /// This participant, `host:pid`.
     pub(crate) process: String,
     pub(crate) quarantine: Quarantine,
+    /// Where the members meet; broken with the clique.
+    pub(crate) barrier: Barrier<Word>,
     end: First<CliqueError>,
+    /// Set once its communicators are gone, or in quarantine.
+    gone: StopSignal,
 }
 
 impl Life {
@@ -62,10 +69,21 @@ impl Life {
         backend: Arc<dyn Backend>,
         rounds: Rounds,
         process: String,
+        seats: usize,
     ) -> Result<Self, CliqueError> {
         let owner = Owner::start(backend.clone())?;
         let quarantine = Quarantine::default();
-        Ok(Life { backend, owner, rounds, process, quarantine, end: First::new() })
+        let barrier = Barrier::new(seats as u32);
+        Ok(Life {
+            backend,
+            owner,
+            rounds,
+            process,
+            quarantine,
+            barrier,
+            end: First::new(),
+            gone: StopSignal::new(),
+        })
     }
 
     /// Why it can not be used any more.
@@ -103,6 +121,7 @@ impl Life {
     pub(crate) fn finish(&self, how: CliqueError, deadline: Deadline) -> CliqueError {
         let (first, is_this) = self.end.set(how);
         if is_this {
+            self.barrier.fail(&first);
             self.abort(deadline);
         }
         first
@@ -110,7 +129,11 @@ impl Life {
 
     /// Lets the end be known without an abort; false if there is one already.
     pub(crate) fn begin_end(&self, how: CliqueError) -> bool {
-        self.end.set(how).1
+        let (first, is_this) = self.end.set(how);
+        if is_this {
+            self.barrier.fail(&first);
+        }
+        is_this
     }
 
     /// Ends it in a phase, telling the other participants.
@@ -129,6 +152,18 @@ impl Life {
         let _ = self.rounds.post_life(Post::Failed(note.encode()));
     }
 
+    /// Waits until its communicators are gone, or in quarantine, if it has ended: another thread may be at it.
+    pub(crate) fn wait_until_gone(&self) {
+        if self.end().is_some() {
+            self.gone.sleep(Deadline::after(ABORT_WITHIN + ABORT_GRACE));
+        }
+    }
+
+    /// Says that its communicators are gone.
+    pub(crate) fn set_gone(&self) {
+        self.gone.stop();
+    }
+
     /// Aborts all communicators together. Returns by `deadline`, or [`ABORT_GRACE`] after it if there is less time.
     pub(crate) fn abort(&self, deadline: Deadline) {
         let until = Deadline::after(ABORT_WITHIN).earlier(deadline.later(Deadline::after(ABORT_GRACE)));
@@ -140,6 +175,7 @@ impl Life {
         if taken.owner_is_stuck && !self.owner.has_ended(until) {
             self.owner.quarantine(self.quarantine.enter());
         }
+        self.set_gone();
     }
 
     /// Waits for the answer of a call.

@@ -394,6 +394,6 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.team.barrier.leave(self.seat);
+        self.team.life.barrier.leave(self.seat);
     }
 }

@@ -2,10 +2,12 @@
 
 use core::time::Duration;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::CliqueError;
 use crate::failure::Fault;
 use crate::message::Note;
+use crate::owner::spawn;
 use crate::rendezvous::{Gathered, Post, Rendezvous, Round};
 use crate::state::Phase;
 use crate::sync::Deadline;
@@ -28,8 +30,8 @@ pub(crate) struct Rounds {
 /// How an exchange ended.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// Everybody goes on; their messages in the order of the participants.
-    All(Vec<Vec<u8>>),
+    /// Everybody goes on; their messages, in the order of the participants.
+    All(Vec<(u32, Vec<u8>)>),
     /// Somebody failed; what it said.
     Failed(Note),
     /// These participants have said nothing by the deadline.
@@ -63,15 +65,21 @@ impl Rounds {
         }
     }
 
-    /// Says something, and hears the others.
+    /// Says something, and hears the others on a thread of its own, whose answer comes over the channel.
     pub(crate) fn exchange(
         &self,
         phase: &'static str,
         post: Post,
         until: Deadline,
-    ) -> Result<Heard, CliqueError> {
+    ) -> Result<Receiver<Result<Heard, CliqueError>>, CliqueError> {
         self.post(phase, post)?;
-        self.hear(phase, until.left())
+        let (answer, heard) = sync_channel(1);
+        let rounds = self.clone();
+        spawn("clique-listener", move || {
+            // Whoever asked may have given up.
+            let _ = answer.send(rounds.hear(phase, until.left()));
+        })?;
+        Ok(heard)
     }
 
     /// A participant, for messages.
@@ -100,7 +108,7 @@ impl Rounds {
                 continue;
             }
             match post {
-                Some(Post::Ok(bytes)) => said.push(bytes),
+                Some(Post::Ok(bytes)) => said.push((participant, bytes)),
                 Some(Post::Failed(bytes)) => {
                     let note = Note::decode(&bytes, &self.name(participant))?;
                     // Of several that failed at once the earliest phase, and then the lowest participant, is named.

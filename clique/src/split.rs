@@ -62,7 +62,7 @@ pub(crate) fn split(team: &Team, word: Result<(), CliqueError>) -> Result<Word, 
     };
     let heard = rounds.exchange("wishes", post, deadline);
     word?;
-    let all = match heard? {
+    let all = match team.hear(&heard?, deadline)? {
         Heard::All(messages) => wishes_of_all(team, &rounds, &messages)?,
         Heard::Failed(note) => return Err(failed(team, note)),
         Heard::Missing(missing) => {
@@ -157,13 +157,13 @@ fn failed(team: &Team, note: Note) -> CliqueError {
 fn wishes_of_all(
     team: &Team,
     rounds: &Rounds,
-    messages: &[Vec<u8>],
+    messages: &[(u32, Vec<u8>)],
 ) -> Result<BTreeMap<u32, Wish>, CliqueError> {
     let mut all = BTreeMap::new();
-    for (participant, message) in (0..).zip(messages) {
-        let peer = rounds.name(participant);
+    for (participant, message) in messages {
+        let peer = rounds.name(*participant);
         for (rank, color, key) in SplitMessage::decode(message, &peer)?.0 {
-            let is_its = team.seats.get(rank as usize).is_some_and(|seat| seat.participant == participant);
+            let is_its = team.seats.get(rank as usize).is_some_and(|seat| seat.participant == *participant);
             if !is_its || all.insert(rank, (color, key)).is_some() {
                 let expected = "its own ranks, each once".to_owned();
                 return Err(CliqueError::Foreign {
@@ -313,7 +313,8 @@ fn draft(team: &Team, spec: &Spec) -> Result<Option<Draft>, CliqueError> {
     let mut rounds = team.life.rounds.keyed(&spec.name);
     let everybody = who.len() == rounds.rendezvous.participants() as usize;
     rounds.who = if everybody { None } else { Some(who.into_iter().collect()) };
-    let life = Arc::new(Life::new(team.life.backend.clone(), rounds, team.life.process.clone())?);
+    let life =
+        Arc::new(Life::new(team.life.backend.clone(), rounds, team.life.process.clone(), plan.locals.len())?);
     Ok(Some(Draft { life, plan, seats, from }))
 }
 

@@ -3,13 +3,13 @@
 use core::time::Duration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 use crate::CliqueError;
 use crate::backend::{LocalRank, RawComm};
-use crate::barrier::Barrier;
 use crate::failure::Fault;
 use crate::group::Plan;
-use crate::life::Life;
+use crate::life::{ABORT_GRACE, ABORT_WITHIN, Life};
 use crate::rendezvous::Post;
 use crate::rounds::{Heard, note_of};
 use crate::split::{Child, Wish};
@@ -18,6 +18,9 @@ use crate::sync::{Deadline, Mutex, lock};
 use crate::uses::{SizeClass, Use};
 use crate::verify::Seat;
 use crate::watcher::Watcher;
+
+/// How often whoever waits for other participants looks whether the clique has ended.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What members leave a barrier with.
 #[derive(Clone, Debug)]
@@ -37,7 +40,6 @@ pub(crate) struct Team {
     pub(crate) comms: Vec<RawComm>,
     pub(crate) seats: Vec<Seat>,
     pub(crate) plan: Plan,
-    pub(crate) barrier: Barrier<Word>,
     pub(crate) call_within: Duration,
     pub(crate) heartbeat: Duration,
     /// How many barriers were passed.
@@ -67,7 +69,6 @@ impl Team {
             comms,
             seats,
             plan: plan.clone(),
-            barrier: Barrier::new(count as u32),
             call_within,
             heartbeat,
             passes: Mutex::new(0),
@@ -98,7 +99,7 @@ impl Team {
         lead: impl FnOnce(Result<(), CliqueError>) -> Result<Word, CliqueError>,
     ) -> Result<Word, CliqueError> {
         self.life.check()?;
-        let left = self.barrier.arrive(seat, purpose, word, self.call_within, lead);
+        let left = self.life.barrier.arrive(seat, purpose, word, self.call_within, lead);
         // A failure of the clique says more than the barrier that broke with it.
         left.map_err(|error| self.life.end().unwrap_or(error))
     }
@@ -117,9 +118,10 @@ impl Team {
             Ok(()) => Post::Ok(Vec::new()),
             Err(error) => Post::Failed(note_of(error, Phase::Ready, &life.process).encode()),
         };
-        let heard = rounds.exchange("meet", post, Deadline::after(self.call_within));
+        let until = Deadline::after(self.call_within);
+        let heard = rounds.exchange("meet", post, until);
         word?;
-        match heard? {
+        match self.hear(&heard?, until)? {
             Heard::All(_) => Ok(()),
             Heard::Failed(note) => Err(CliqueError::Failed(Arc::new(life.failure(note)))),
             Heard::Missing(missing) => {
@@ -132,11 +134,30 @@ impl Team {
 }
 
 impl Team {
+    /// What is heard in an exchange, unless the clique ends meanwhile.
+    pub(crate) fn hear(
+        &self,
+        heard: &Receiver<Result<Heard, CliqueError>>,
+        until: Deadline,
+    ) -> Result<Heard, CliqueError> {
+        loop {
+            match heard.recv_timeout(LOOK) {
+                Ok(heard) => return heard,
+                Err(_) => self.life.check()?,
+            }
+            // The rendezvous ends by itself, and knows more then.
+            if until.plus(ABORT_GRACE).is_over() {
+                let fault = Fault::new(None, "the rendezvous did not return by the deadline");
+                return Err(self.life.fail_ready(fault));
+            }
+        }
+    }
+
     /// Ends a clique that could not be handed out.
     pub(crate) fn abandon(&self, error: &CliqueError) {
         let note = note_of(error, Phase::Ready, &self.life.process);
         self.life.tell(&note);
-        self.life.fail(note, Deadline::after(crate::life::ABORT_WITHIN));
+        self.life.fail(note, Deadline::after(ABORT_WITHIN));
     }
 }
 
@@ -149,10 +170,8 @@ impl Drop for Team {
             let fault = Fault::new(None, "this participant dropped its clique without closing it");
             self.life.tell(&fault.note(Phase::Ready, &self.life.process));
             let clique = self.life.rounds.clique.clone();
-            self.life.finish(
-                CliqueError::Ended { clique, how: "dropped" },
-                Deadline::after(crate::life::ABORT_WITHIN),
-            );
+            self.life.finish(CliqueError::Ended { clique, how: "dropped" }, Deadline::after(ABORT_WITHIN));
         }
+        self.life.wait_until_gone();
     }
 }

@@ -4,11 +4,12 @@
 #[allow(dead_code, reason = "each test program uses some of it")]
 mod cliques;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use cliques::{Job, PATIENT, each};
-use portway_clique::backend::{DataType, ReduceOp};
-use portway_clique::software::Live;
+use cliques::{Job, PATIENT, each, until};
+use portway_clique::backend::{BackendError, Capabilities, DataType, ReduceOp, Status};
+use portway_clique::software::{Fault, Kind, Live, Software, Step};
 use portway_clique::{Clique, CliqueError, FirstUse, Member};
 
 fn all_members(cliques: &mut [Clique]) -> Vec<Member> {
@@ -51,5 +52,460 @@ fn threads_processes_and_mixtures() {
         drop(members);
         close(cliques);
         assert_eq!(job.fabric.live(), Live::default(), "{ranks:?}");
+    }
+}
+
+/// What was not declared passes the barrier the first time it is small and the first time it is large, and works.
+#[test]
+fn undeclared_operations_pass_the_barrier() {
+    let mut job = Job::new(&[2, 1]);
+    job.first_use = FirstUse::default();
+    let mut cliques = job.up(0);
+    let members = each(PATIENT, all_members(&mut cliques), |_, mut member| {
+        let mut buffers = member.buffers(1 << 20).unwrap();
+        for count in [1, 2, 1 << 16, 1 << 17] {
+            buffers.write(&vec![1; count * 4]).unwrap();
+            member.all_reduce(&mut buffers, count, DataType::U32, ReduceOp::Sum).unwrap();
+            member.wait(&mut buffers, PATIENT).unwrap();
+            let mut seen = vec![0; count * 4];
+            buffers.read(&mut seen).unwrap();
+            assert!(seen.iter().all(|byte| *byte == 3), "{count}");
+            let count = count / 4 + 1;
+            member.all_gather(&mut buffers, count, DataType::U8).unwrap();
+            member.wait(&mut buffers, PATIENT).unwrap();
+        }
+        // Not all ranks are there when two send to each other.
+        let peer = (member.rank() + 1) % 3;
+        let error = member.send(&mut buffers, 1, DataType::U8, peer).unwrap_err();
+        assert!(matches!(error, CliqueError::Undeclared { .. }), "{error}");
+        member
+    });
+    drop(members);
+    close(cliques);
+}
+
+/// One that does not come to an operation that nobody declared: the others are told who, and the clique ends.
+#[test]
+fn undeclared_operations_have_a_deadline() {
+    let mut job = Job::new(&[1, 1]);
+    job.first_use = FirstUse::default();
+    let outcomes = job.bring_up_with(0, |_, builder| Some(builder.call_within(Duration::from_millis(200))));
+    let mut cliques: Vec<Clique> = outcomes.into_iter().map(|(result, _)| result.unwrap()).collect();
+    let mut member = cliques[0].members().remove(0);
+    let mut buffers = member.buffers(64).unwrap();
+    let start = Instant::now();
+    let error = member.all_reduce(&mut buffers, 1, DataType::I32, ReduceOp::Sum).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(error.to_string().contains("participant 1"), "{error}");
+    // The other hears of it from its watcher.
+    until(PATIENT, "the other participant to hear of it", || cliques[1].end().is_some());
+    let end = cliques[1].end().unwrap();
+    assert!(matches!(end, CliqueError::Failed(_)) && end.to_string().contains("participant 1"), "{end}");
+    drop((member, buffers, cliques));
+    assert_eq!(job.fabric.live(), Live::default());
+}
+
+#[test]
+fn send_and_receive_between_declared_peers() {
+    let job = Job::new(&[2, 1]);
+    let mut cliques = job.up(0);
+    let members = each(PATIENT, all_members(&mut cliques), |_, mut member| {
+        let (rank, size) = (member.rank(), member.size());
+        let (mut sends, mut receives) = (member.buffers(16).unwrap(), member.buffers(16).unwrap());
+        sends.write(&[rank as u8; 16]).unwrap();
+        member.send(&mut sends, 16, DataType::U8, (rank + 1) % size).unwrap();
+        member.recv(&mut receives, 16, DataType::U8, (rank + size - 1) % size).unwrap();
+        member.wait(&mut sends, PATIENT).unwrap();
+        member.wait(&mut receives, PATIENT).unwrap();
+        let mut seen = [0; 16];
+        receives.read(&mut seen).unwrap();
+        assert_eq!(seen, [((rank + size - 1) % size) as u8; 16]);
+        // The ring goes one way.
+        let error = member.send(&mut sends, 1, DataType::U8, (rank + size - 1) % size).unwrap_err();
+        assert!(matches!(error, CliqueError::Undeclared { .. }), "{error}");
+        member
+    });
+    drop(members);
+    close(cliques);
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_happens() {
+    let job = Job::new(&[2]);
+    let mut cliques = job.up(0);
+    let mut members = cliques[0].members();
+    assert!(cliques[0].members().is_empty());
+    let mut buffers = members[0].buffers(16).unwrap();
+    let refused = |result: Result<(), CliqueError>| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, CliqueError::Config { .. }), "{error}");
+    };
+    refused(members[0].all_reduce(&mut buffers, 0, DataType::I32, ReduceOp::Sum));
+    refused(members[0].all_reduce(&mut buffers, 5, DataType::I32, ReduceOp::Sum));
+    refused(members[0].all_reduce(&mut buffers, usize::MAX, DataType::F64, ReduceOp::Sum));
+    refused(members[0].all_gather(&mut buffers, 9, DataType::U8));
+    refused(members[1].all_reduce(&mut buffers, 1, DataType::I32, ReduceOp::Sum));
+    assert!(buffers.write(&[0; 17]).is_err());
+    assert!(buffers.read(&mut [0; 17]).is_err());
+    assert!(members[0].shrink(&[2]).is_err());
+    assert!(members[0].shrink(&[0, 1]).is_err());
+    assert_eq!(sum(members).len(), 2);
+    for name in ["", &"x".repeat(129)] {
+        let place: Arc<portway_clique::rendezvous::InProcess> = job.places[0].clone();
+        let result = Clique::builder(name, 2).bring_up(job.processes[0].clone(), place, PATIENT);
+        assert!(matches!(result, Err(CliqueError::Config { .. })));
+    }
+}
+
+/// An error that comes later, in a clique that nobody uses: the watcher finds it, aborts, and tells the others.
+#[test]
+fn later_errors_are_found_and_reach_all() {
+    let job = Job::new(&[2, 1]);
+    let mut cliques = job.up(0);
+    let members = all_members(&mut cliques);
+    until(PATIENT, "heartbeats", || cliques.iter().all(|clique| clique.heartbeats() > 2));
+    job.processes[1].inject(Fault::new(Step::State, Some(2), Kind::Fail(Status::REMOTE_ERROR)));
+    until(PATIENT, "all to hear of it", || cliques.iter().all(|clique| clique.end().is_some()));
+    for member in &members {
+        let error = member.end().unwrap();
+        let CliqueError::Failed(failure) = &error else { panic!("{error}") };
+        assert_eq!((failure.rank, failure.status), (Some(2), Some(Status::REMOTE_ERROR)), "{error}");
+    }
+    // Whoever calls gets it, at once.
+    for (_, result) in sum(members) {
+        assert!(matches!(result, Err(CliqueError::Failed(_))));
+    }
+    until(PATIENT, "the aborts", || job.fabric.live() == Live::default());
+}
+
+/// Members that wait in the middle of an operation are told, too.
+#[test]
+fn an_abort_ends_every_wait() {
+    let job = Job::new(&[3]);
+    let mut clique = job.up(0).remove(0);
+    let mut members = clique.members();
+    // Rank 2 never takes part.
+    let absent = members.pop().unwrap();
+    let clique = Arc::new(clique);
+    let aborter = clique.clone();
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        aborter.abort().count()
+    });
+    let start = Instant::now();
+    let results = sum(members);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    for (member, result) in results {
+        assert!(matches!(result, Err(CliqueError::Ended { how: "aborted", .. })), "{result:?}");
+        assert!(member.end().is_some());
+    }
+    assert_eq!(thread.join().unwrap(), 0, "nothing in quarantine");
+    drop(absent);
+    until(PATIENT, "everything to be gone", || job.fabric.live() == Live::default());
+}
+
+/// Aborts at random moments under traffic, from another thread.
+#[test]
+fn aborts_at_random_moments_under_traffic() {
+    for round in 0..40u64 {
+        let job = Job::new(&[2]);
+        let mut clique = job.up(0).remove(0);
+        let members = clique.members();
+        let clique = Arc::new(clique);
+        let aborter = clique.clone();
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(round * 37 % 1500));
+            aborter.abort()
+        });
+        each(PATIENT, members, |_, mut member| {
+            let start = Instant::now();
+            let mut buffers = member.buffers(64);
+            while start.elapsed() < PATIENT {
+                let result = buffers.as_mut().map_err(|error| error.clone()).and_then(|buffers| {
+                    member.all_reduce(buffers, 4, DataType::I32, ReduceOp::Sum)?;
+                    member.wait(buffers, PATIENT)
+                });
+                if let Err(error) = result {
+                    assert!(matches!(error, CliqueError::Ended { how: "aborted", .. }), "{error}");
+                    return;
+                }
+            }
+            panic!("the abort was not noticed");
+        });
+        assert_eq!(thread.join().unwrap().count(), 0);
+        assert_eq!(job.fabric.live(), Live::default(), "round {round}");
+    }
+}
+
+#[test]
+fn raw_handles_on_the_owners_thread() {
+    let job = Job::new(&[2]);
+    let mut cliques = job.up(0);
+    let mut members = cliques[0].members();
+    let seen =
+        members[1].with_raw(|comm, device| (comm, device, std::thread::current().name().map(str::to_owned)));
+    let (comm, device, thread) = seen.unwrap();
+    assert!(comm.0 != 0 && device == 1);
+    assert_eq!(thread.as_deref(), Some("clique-owner"));
+    // A panic does not bring the owner down, but the clique cannot be trusted any more.
+    let error = members[0].with_raw(|_, _| panic!("the caller's mistake")).unwrap_err();
+    assert!(error.to_string().contains("with_raw panicked: the caller's mistake"), "{error}");
+    assert!(matches!(sum(members)[0].1, Err(CliqueError::Failed(_))));
+    assert_eq!(job.fabric.live(), Live::default());
+}
+
+/// A body that blocks keeps the owner: at its deadline the clique fails, all is aborted, and the thread is counted.
+#[test]
+fn a_raw_call_that_blocks_has_a_deadline() {
+    let job = Job::new(&[1]);
+    let mut outcomes =
+        job.bring_up_with(0, |_, builder| Some(builder.call_within(Duration::from_millis(100))));
+    let mut clique = outcomes.remove(0).0.unwrap();
+    let mut member = clique.members().remove(0);
+    let (go, gone) = std::sync::mpsc::sync_channel::<()>(1);
+    let start = Instant::now();
+    let error = member.with_raw(move |_, _| gone.recv_timeout(PATIENT)).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(error.to_string().ends_with("after 100ms; 1 in quarantine"), "{error}");
+    assert_eq!(clique.quarantine().count(), 1);
+    go.send(()).unwrap();
+    until(PATIENT, "the owner to come back", || clique.quarantine().count() == 0);
+    assert_eq!(job.fabric.live(), Live::default());
+}
+
+#[test]
+fn a_member_that_is_dropped_is_not_waited_for() {
+    let job = Job::new(&[2]);
+    let mut cliques = job.up(0);
+    let mut members = cliques[0].members();
+    drop(members.pop());
+    let start = Instant::now();
+    let error = members[0].barrier().unwrap_err();
+    assert!(matches!(error, CliqueError::Left { seat: 1 }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn the_barrier_of_members() {
+    let job = Job::new(&[3, 2]);
+    let mut cliques = job.up(0);
+    let members = all_members(&mut cliques);
+    let counts: Arc<Vec<std::sync::atomic::AtomicU32>> =
+        Arc::new((0..5).map(|_| std::sync::atomic::AtomicU32::new(0)).collect());
+    let members = each(PATIENT, members, move |_, mut member| {
+        for pass in 1..=20 {
+            counts[member.rank() as usize].store(pass, std::sync::atomic::Ordering::SeqCst);
+            member.barrier().unwrap();
+            for count in counts.iter() {
+                let count = count.load(std::sync::atomic::Ordering::SeqCst);
+                assert!(count == pass || count == pass + 1, "{count} in {pass}");
+            }
+        }
+        member
+    });
+    drop(members);
+    close(cliques);
+}
+
+/// Dropping never hangs, frees everything, and is heard of by the others.
+#[test]
+fn dropping_is_an_abort() {
+    let job = Job::new(&[1, 1]);
+    let mut cliques = job.up(0);
+    let start = Instant::now();
+    drop(cliques.remove(0));
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    until(PATIENT, "the other to hear of it", || cliques[0].end().is_some());
+    let end = cliques[0].end().unwrap().to_string();
+    assert!(end.contains("this participant dropped its clique without closing it"), "{end}");
+    drop(cliques);
+    until(PATIENT, "everything to be gone", || job.fabric.live() == Live::default());
+}
+
+/// Closing, and what goes wrong with it.
+#[test]
+fn closing_has_a_deadline() {
+    // One that does not close.
+    let job = Job::new(&[1, 1]);
+    let mut cliques = job.up(0);
+    let kept = cliques.pop();
+    let closed = cliques.remove(0).close(Duration::from_millis(100)).unwrap();
+    assert!(!closed.everybody);
+    drop(kept);
+    for (step, phase) in [(Step::Finalize, "finalize"), (Step::Destroy, "destroy")] {
+        for kind in [Kind::Fail(Status::INTERNAL_ERROR), Kind::Panic, Kind::Hang] {
+            let job = Job::new(&[2]);
+            let clique = job.up(0).remove(0);
+            job.processes[0].inject(Fault::new(step, Some(1), kind));
+            let within = Duration::from_millis(200);
+            let start = Instant::now();
+            let error = clique.close(within).unwrap_err();
+            assert!(
+                start.elapsed() < within + Duration::from_secs(2),
+                "{step:?} {kind:?}: {:?}",
+                start.elapsed()
+            );
+            let CliqueError::Failed(failure) = &error else { panic!("{error}") };
+            if kind == Kind::Hang {
+                assert_eq!(failure.quarantine.count(), 1, "{error}");
+            } else {
+                assert!(failure.cause.contains(phase), "{error}");
+            }
+            job.fabric.release();
+            until(PATIENT, "everything to come back", || {
+                failure.quarantine.count() == 0 && job.fabric.live().communicators <= 1
+            });
+        }
+    }
+}
+
+/// Rank r joins the colour of its parity; the children reduce among themselves, the last in front.
+#[test]
+fn a_split_that_every_member_joins() {
+    for ranks in [&[4][..], &[2, 2], &[1, 1, 1, 1], &[3, 1]] {
+        let job = Job::new(ranks);
+        let mut cliques = job.up(0);
+        let members = all_members(&mut cliques);
+        let members = each(PATIENT, members, |_, mut member| {
+            let rank = member.rank();
+            let mut child = member.split(Some(rank % 2), -(rank as i32)).unwrap().unwrap();
+            assert_eq!((child.size(), child.rank()), (2, 1 - rank / 2));
+            let mut buffers = child.buffers(64).unwrap();
+            buffers.write(&(rank as i32).to_le_bytes()).unwrap();
+            child.all_reduce(&mut buffers, 1, DataType::I32, ReduceOp::Sum).unwrap();
+            child.wait(&mut buffers, PATIENT).unwrap();
+            let mut seen = [0; 4];
+            buffers.read(&mut seen).unwrap();
+            assert_eq!(i32::from_le_bytes(seen), if rank % 2 == 0 { 2 } else { 4 });
+            // Some join none, and a child can be split again.
+            let again = member.split((rank == 0).then_some(7), 0).unwrap();
+            assert_eq!(again.map(|child| child.size()), (rank == 0).then_some(1));
+            let alone = child.split(Some(child.rank()), 0).unwrap().unwrap();
+            assert_eq!((alone.size(), alone.rank()), (1, 0));
+            drop((buffers, alone, child));
+            member
+        });
+        drop(members);
+        close(cliques);
+        until(PATIENT, "the children to be gone", || job.fabric.live() == Live::default());
+    }
+}
+
+/// One that fails in a split keeps all from joining; the parent goes on.
+#[test]
+fn a_split_that_fails_is_joined_by_none() {
+    for (step, kind) in [
+        (Step::SplitProgress, Kind::Fail(Status::SYSTEM_ERROR)),
+        (Step::SplitProgress, Kind::Panic),
+        (Step::SplitProgress, Kind::Hang),
+        (Step::Shape, Kind::Fail(Status::INTERNAL_ERROR)),
+    ] {
+        let job = Job::new(&[2, 1]);
+        let outcomes =
+            job.bring_up_with(0, |_, builder| Some(builder.call_within(Duration::from_millis(400))));
+        let mut cliques: Vec<Clique> = outcomes.into_iter().map(|(result, _)| result.unwrap()).collect();
+        job.processes[1].inject(Fault::new(step, None, kind));
+        let members = each(PATIENT, all_members(&mut cliques), |_, mut member| {
+            let start = Instant::now();
+            let error = member.split(Some(0), 0).map(drop).unwrap_err();
+            assert!(matches!(error, CliqueError::Failed(_)), "{error}");
+            (member, start.elapsed())
+        });
+        for (_, took) in &members {
+            assert!(*took < Duration::from_secs(3), "{took:?}");
+        }
+        job.processes[1].heal();
+        until(PATIENT, "only the parent's to be left", || job.fabric.live().communicators == 3);
+        let members: Vec<Member> = members.into_iter().map(|(member, _)| member).collect();
+        for (_, result) in sum(members) {
+            assert!(result.is_ok(), "{step:?} {kind:?}: {result:?}");
+        }
+        close(cliques);
+    }
+}
+
+#[test]
+fn revoke_and_shrink_where_the_library_can() {
+    let job = Job::new(&[2, 1, 1]);
+    let mut cliques = job.up(0);
+    // The participant of rank 3 takes no part any more; rank 1 is excluded as well, and is in a process that stays.
+    let gone = cliques.pop().unwrap();
+    for clique in &cliques {
+        clique.revoke().unwrap();
+    }
+    let members = all_members(&mut cliques);
+    let children = each(PATIENT, members, |_, mut member| {
+        let child = member.shrink(&[1, 3]).unwrap();
+        (member, child)
+    });
+    let sizes: Vec<_> =
+        children.iter().map(|(_, child)| child.as_ref().map(|c| (c.rank(), c.size()))).collect();
+    assert_eq!(sizes, [Some((0, 2)), None, Some((1, 2))]);
+    let (members, children): (Vec<_>, Vec<_>) = children.into_iter().unzip();
+    for (_, result) in sum(children.into_iter().flatten().collect()) {
+        // It was not declared, and not all participants are there to meet.
+        assert!(matches!(result, Err(CliqueError::Undeclared { .. })), "{result:?}");
+    }
+    drop((members, gone, cliques));
+    until(PATIENT, "everything to be gone", || job.fabric.live() == Live::default());
+}
+
+#[test]
+fn what_an_older_library_lacks_is_not_in_it() {
+    let mut job = Job::new(&[1]);
+    let old = Capabilities::default();
+    job.processes[0] = Arc::new(Software::new(&job.fabric).with_version(22207, old));
+    let mut clique = job.up(0).remove(0);
+    let mut member = clique.members().remove(0);
+    let errors = [member.shrink(&[]).map(drop).unwrap_err(), clique.revoke().unwrap_err()];
+    for error in &errors {
+        assert!(matches!(error, CliqueError::Backend(BackendError::NotInLibrary { .. })), "{error}");
+    }
+    assert_eq!(errors[0].to_string(), "shrink is not in this software 22207");
+}
+
+/// What differs ends in the same verdict for all, before the library is called.
+#[test]
+fn a_disagreement_is_the_same_for_all() {
+    let job = Job::new(&[1, 1, 1]);
+    let outcomes = job.bring_up_with(0, |participant, builder| {
+        Some(if participant == 2 { builder.local(1, 0) } else { builder })
+    });
+    let mut verdicts = outcomes.into_iter().map(|(result, _)| match result.unwrap_err() {
+        CliqueError::Disagreement(disagreement) => disagreement,
+        other => panic!("{other}"),
+    });
+    let first = verdicts.next().unwrap();
+    assert_eq!(first.total, 2, "{first}");
+    assert!(verdicts.all(|other| other == first));
+    assert_eq!(job.fabric.live(), Live::default());
+}
+
+/// Control: what the verdict keeps away from the library would hang in it.
+#[test]
+fn the_library_alone_hangs_on_a_wrong_size() {
+    use portway_clique::backend::{Backend, CommConfig, LocalRank, RawComm};
+    let job = Job::new(&[1, 1]);
+    let id = job.processes[0].unique_id().unwrap();
+    let comms: Vec<RawComm> = [(0, 2), (1, 3)]
+        .into_iter()
+        .map(|(rank, size)| {
+            let mut comms = [RawComm::NULL];
+            let locals = [LocalRank { rank, device: rank }];
+            // SAFETY: one place for one rank; the id is this library's, and used by this group alone.
+            let status = unsafe {
+                job.processes[rank as usize].init(size, &[id], &CommConfig::default(), &locals, &mut comms)
+            };
+            assert_eq!(status, Status::IN_PROGRESS);
+            comms[0]
+        })
+        .collect();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(100) {
+        for comm in &comms {
+            // SAFETY: made above, and not ended.
+            let status = unsafe { job.processes[0].state(*comm) };
+            assert_eq!(status, Status::IN_PROGRESS);
+        }
     }
 }

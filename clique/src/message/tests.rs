@@ -139,7 +139,8 @@ fn what_is_wrong_is_named() {
         change(&mut bytes);
         Note::decode(&bytes, "node:2").unwrap_err().to_string()
     };
-    let cases: [(fn(&mut Vec<u8>), &str); 7] = [
+    type Change = fn(&mut Vec<u8>);
+    let cases: [(Change, &str); 7] = [
         (|bytes| bytes[0] = 0, "head of a message: expected [50, 57, 43, 51], seen [00, 57, 43, 51]"),
         (|bytes| bytes[4] = 2, "version of a message: expected 1, seen 2"),
         (|bytes| bytes[6] = 1, "kind of a message: expected 3, seen 1"),

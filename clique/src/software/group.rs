@@ -13,6 +13,8 @@ use crate::uses::SizeClass;
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) machine: Machine,
+    /// Nothing is set up when an operation comes first.
+    pub(super) eager: bool,
     /// By process.
     pub(super) faults: Vec<Faults>,
     pub(super) comms: HashMap<usize, Comm>,
@@ -237,6 +239,7 @@ impl State {
 
     /// Issues operations of one communicator.
     pub(super) fn issue(&mut self, number: usize, calls: &[Enqueue]) -> Status {
+        let eager = self.eager;
         let Some(comm) = self.comms.get_mut(&number) else { return Status::INVALID_ARGUMENT };
         if comm.revoked || !matches!(comm.work, Work::Idle) {
             return Status::INVALID_USAGE;
@@ -270,7 +273,7 @@ impl State {
                     )
                 }
             };
-            let is_new = comm.met.insert((kind, peer, SizeClass::of(bytes)));
+            let is_new = comm.met.insert((kind, peer, SizeClass::of(bytes))) && !eager;
             let group = self.groups.entry(comm.group.clone()).or_default();
             group.operations.entry(key).or_default().issued.insert(comm.rank, *call);
             operations.push((call.stream.0 as u64, Setup { key, is_new }));

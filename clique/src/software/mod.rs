@@ -57,7 +57,18 @@ pub struct Live {
 impl Fabric {
     /// So many devices.
     pub fn new(devices: u32) -> Self {
+        Fabric::build(devices, false)
+    }
+
+    /// So many devices, for a library that sets everything up in its initialisation, and nothing when an operation comes
+    /// first.
+    pub fn eager(devices: u32) -> Self {
+        Fabric::build(devices, true)
+    }
+
+    fn build(devices: u32, eager: bool) -> Self {
         let state = State {
+            eager,
             machine: Machine::new(devices),
             faults: Vec::new(),
             comms: HashMap::new(),

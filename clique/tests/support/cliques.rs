@@ -31,8 +31,12 @@ pub type Outcome = (Result<Clique, CliqueError>, Duration);
 impl Job {
     /// So many local ranks in each participant, numbered one after the other.
     pub fn new(local_ranks: &[u32]) -> Job {
+        Job::on(Fabric::new(local_ranks.iter().sum()), local_ranks)
+    }
+
+    /// The same on a fabric that has as many devices.
+    pub fn on(fabric: Fabric, local_ranks: &[u32]) -> Job {
         let size = local_ranks.iter().sum();
-        let fabric = Fabric::new(size);
         let hub = Hub::new(local_ranks.len() as u32).unwrap();
         let mut next = 0;
         let ranks = local_ranks.iter().map(|count| {
