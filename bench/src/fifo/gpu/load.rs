@@ -1,6 +1,6 @@
 //! The latency under an offered load.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of};
@@ -156,6 +156,7 @@ fn drain(
         }
     };
     let Some((first, others)) = consumers.split_first_mut() else { return Vec::new() };
+    let (all, there) = (others.len(), &AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let others: Vec<_> = others
             .iter_mut()
@@ -164,10 +165,15 @@ fn drain(
                 let verify = verify();
                 scope.spawn(move || {
                     pin(pinning.producer(n + 1)); // the first of the others waits for the kernels
+                    there.fetch_add(1, Ordering::AcqRel);
                     serve(consumer, verify)
                 })
             })
             .collect();
+        // They begin on this thread's core, and would have to wait for it.
+        while there.load(Ordering::Acquire) < all && !ended.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
         let first = serve(first, verify());
         std::iter::once(Some(first)).chain(others.into_iter().map(|other| other.join().ok())).collect()
     })
