@@ -190,3 +190,21 @@ fn messages_have_a_longest_length_and_that_is_carried() {
         );
     });
 }
+
+/// Names that are used once and rounds that somebody never gathers: the memory for them has a limit, and no use of them
+/// comes to one.
+#[test]
+fn what_is_left_behind_has_a_limit_and_stops_nobody() {
+    each_kind(|kind| {
+        let members = meet(kind, 2);
+        for number in 0..1100 {
+            let mut abandoned = round(0, "a");
+            abandoned.clique = format!("abandoned {number}");
+            members[number % 2].post(&abandoned, ok("x")).unwrap();
+        }
+        for member in members.iter() {
+            member.post(&round(0, "a"), ok("y")).unwrap();
+        }
+        assert!(members[0].gather(&round(0, "a"), PATIENCE).unwrap().0.iter().all(Option::is_some));
+    });
+}

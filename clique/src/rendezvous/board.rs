@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::CliqueError;
 use crate::rendezvous::{MAX_PARTICIPANTS, Post, Round};
 
-/// The most rounds that are open at once. Whoever reaches it leaves rounds behind that nobody ends.
+/// The most rounds that are open at once.
 pub(crate) const MAX_OPEN_ROUNDS: usize = 1024;
 /// How many rounds that are over are remembered, so that using one again is an error and not a wait.
 const MAX_REMEMBERED: usize = 1024;
@@ -41,6 +41,8 @@ enum End {
         by: u32,
         attempt: u64,
     },
+    /// Nobody has used it for longest when there were too many.
+    GivenUp,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,8 @@ struct Open {
     first: u32,
     gathered: Vec<bool>,
     not_gathered: u32,
+    /// When it was used last, counted in uses.
+    used: u64,
 }
 
 /// The rounds of all cliques among the same participants.
@@ -59,16 +63,34 @@ struct Open {
 /// A round ends, and its memory is freed, when everybody has posted and gathered it. A post in a later attempt of a
 /// clique ends the earlier attempts: at once the rounds in which somebody is missing, and those that are complete when
 /// they are two attempts old. So a slow participant of a complete round still gets it, and a failed one leaves nothing.
+/// What is left behind all the same, under names that are not used again, is given up when there are too many.
 #[derive(Debug)]
 pub(crate) struct Board {
     participants: u32,
     open: HashMap<Key, Open>,
     over: VecDeque<(Key, End)>,
+    /// How many gathers wait in a round, which need not be open.
+    waiting: HashMap<Key, u32>,
+    uses: u64,
 }
 
 impl Board {
     pub(crate) fn new(participants: u32) -> Self {
-        Board { participants, open: HashMap::new(), over: VecDeque::new() }
+        Board { participants, open: HashMap::new(), over: VecDeque::new(), waiting: HashMap::new(), uses: 0 }
+    }
+
+    /// A gather begins to wait: until it has ended, the round is not given up.
+    pub(crate) fn begin_wait(&mut self, key: &Key) {
+        *self.waiting.entry(key.clone()).or_default() += 1;
+    }
+
+    pub(crate) fn end_wait(&mut self, key: &Key) {
+        if let Some(count) = self.waiting.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                self.waiting.remove(key);
+            }
+        }
     }
 
     /// Takes a message. Returns whether a gather of this or an earlier round may end now.
@@ -78,8 +100,10 @@ impl Board {
             self.check_not_over(key)?;
             ended = self.begin(participant, key)?;
         }
+        self.uses += 1;
         let (participants, failing) = (self.participants, matches!(post, Post::Failed(_)));
         let open = self.open.get_mut(key).ok_or_else(|| unexpected(key))?;
+        open.used = self.uses;
         let place = Arc::make_mut(&mut open.said).get_mut(participant as usize);
         let place = place.ok_or_else(|| out_of_range(participant, participants))?;
         if place.is_some() {
@@ -107,6 +131,8 @@ impl Board {
             self.check_not_over(key)?;
             return Ok(over.then(|| Arc::new(vec![None; participants as usize])));
         };
+        self.uses += 1;
+        open.used = self.uses;
         let gathered = open.gathered.get_mut(participant as usize);
         let gathered = gathered.ok_or_else(|| out_of_range(participant, participants))?;
         if *gathered {
@@ -152,11 +178,15 @@ impl Board {
             self.end(old, End::Superseded { by: participant, attempt: key.attempt });
         }
         if self.open.len() >= MAX_OPEN_ROUNDS {
-            return Err(CliqueError::Config {
-                what: format!("open rounds, with {key}"),
-                expected: format!("at most {MAX_OPEN_ROUNDS}"),
-                seen: (self.open.len() + 1).to_string(),
-            });
+            let idle = self.open.iter().filter(|(old, _)| !self.waiting.contains_key(old));
+            let Some(idlest) = idle.min_by_key(|(_, open)| open.used).map(|(old, _)| old.clone()) else {
+                return Err(CliqueError::Config {
+                    what: format!("rounds that somebody waits in, with {key}"),
+                    expected: format!("at most {MAX_OPEN_ROUNDS}"),
+                    seen: (self.open.len() + 1).to_string(),
+                });
+            };
+            self.end(&idlest, End::GivenUp);
         }
         let count = self.participants as usize;
         let open = Open {
@@ -166,6 +196,7 @@ impl Board {
             first: participant,
             gathered: vec![false; count],
             not_gathered: self.participants,
+            used: self.uses,
         };
         self.open.insert(key.clone(), open);
         Ok(!superseded.is_empty())
@@ -188,6 +219,7 @@ impl Board {
         let seen = match end {
             None => return Ok(()),
             Some(End::Gathered) => "everybody has posted and gathered it already".to_owned(),
+            Some(End::GivenUp) => format!("it was given up: {MAX_OPEN_ROUNDS} others were used since"),
             Some(End::Superseded { by, attempt }) => format!("participant {by} has begun attempt {attempt}"),
         };
         Err(CliqueError::Config {
@@ -307,12 +339,30 @@ mod tests {
     }
 
     #[test]
-    fn rounds_that_nobody_ends_come_to_a_limit() {
+    fn of_rounds_that_nobody_ends_the_one_used_longest_ago_goes() {
         let mut board = Board::new(2);
+        let name = |number: usize| key(0, &number.to_string());
+        board.begin_wait(&name(0));
         for number in 0..MAX_OPEN_ROUNDS {
-            board.post(0, &key(0, &number.to_string()), ok(0)).unwrap();
+            board.post(0, &name(number), ok(0)).unwrap();
         }
-        let error = board.post(0, &key(0, "one more"), ok(0)).unwrap_err().to_string();
+        assert!(board.gather(1, &name(1), true).unwrap().is_some());
+        board.post(0, &key(0, "one more"), ok(0)).unwrap();
+        assert_eq!(board.open_rounds(), MAX_OPEN_ROUNDS);
+        // Somebody waits in 0, and 1 was gathered a moment ago.
+        for kept in [0, 1, 3] {
+            board.post(1, &name(kept), ok(1)).unwrap();
+        }
+        let error = board.post(1, &name(2), ok(1)).unwrap_err().to_string();
+        assert!(error.contains("given up: 1024 others were used since"), "{error}");
+        // If somebody waits in each, there is no room.
+        let keys: Vec<Key> = board.open.keys().cloned().collect();
+        keys.iter().for_each(|key| board.begin_wait(key));
+        let error = board.post(0, &key(0, "no room"), ok(0)).unwrap_err().to_string();
         assert!(error.contains("at most 1024, seen 1025"), "{error}");
+        keys.iter().for_each(|key| board.end_wait(key));
+        board.end_wait(&name(0));
+        assert!(board.waiting.is_empty());
+        board.post(0, &key(0, "room"), ok(0)).unwrap();
     }
 }

@@ -119,17 +119,19 @@ impl Rendezvous for InProcess {
         let end = end_of(within);
         let key = Key::from(round);
         let mut state = self.shared.lock();
+        state.board.begin_wait(&key);
         let said = loop {
             let left = end.saturating_duration_since(Instant::now());
-            if let Some(said) = state.board.gather(self.participant, &key, left.is_zero())? {
+            if let Some(said) = state.board.gather(self.participant, &key, left.is_zero()).transpose() {
                 break said;
             }
             // The wait gives the lock back.
             let waited = self.shared.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         };
+        state.board.end_wait(&key);
         drop(state);
-        Ok(Gathered(Arc::unwrap_or_clone(said)))
+        Ok(Gathered(Arc::unwrap_or_clone(said?)))
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
@@ -121,6 +122,11 @@ impl Folder {
 
     pub(super) fn has(&self, name: &str) -> bool {
         fs::symlink_metadata(self.file(name)).is_ok()
+    }
+
+    /// When a file or folder was last changed; a folder is when something is put into it.
+    pub(super) fn changed(&self, name: &str) -> Option<SystemTime> {
+        fs::symlink_metadata(self.file(name)).and_then(|data| data.modified()).ok()
     }
 
     /// Removes a file or folder that may be gone already. What cannot be removed stays: nothing depends on it.

@@ -21,7 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::CliqueError;
-use crate::rendezvous::board::Key;
+use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS};
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, MAX_REQUEST_BYTES, Wrong};
 use crate::rendezvous::{Gathered, Membership, Post, Rendezvous, Round, check_message, end_of};
 
@@ -215,9 +215,18 @@ impl Rendezvous for SharedFile {
         self.memory().post(self.member.participant, &key)?;
         let name = round_name(&key);
         let clique = short(key.clique.as_bytes());
-        for old in self.run.names()? {
-            if attempt_of(&old, &clique).is_some_and(|attempt| key.attempt.saturating_sub(attempt) >= 2) {
-                self.run.remove(&old);
+        let mut rounds = self.run.names()?;
+        rounds.retain(|old| {
+            let is_old =
+                attempt_of(old, &clique).is_some_and(|attempt| key.attempt.saturating_sub(attempt) >= 2);
+            if is_old {
+                self.run.remove(old);
+            }
+            !is_old && !old.starts_with("joined.") && !old.starts_with("left.")
+        });
+        if self.member.participant == 0 && rounds.len() > MAX_OPEN_ROUNDS {
+            if let Some(oldest) = rounds.iter().min_by_key(|name| self.run.changed(name)) {
+                self.run.remove(oldest);
             }
         }
         let folder = Folder::open(self.run.file(&name), self.run.owner())?;

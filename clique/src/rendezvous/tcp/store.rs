@@ -223,6 +223,7 @@ impl Store {
             (Some(_), Frame::Gather { key, within }) => {
                 self.set_due(id, Some(end_of(within)));
                 self.gathering.entry(key.clone()).or_default().insert(id);
+                self.board.begin_wait(&key);
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.gathering = Some(key);
                 }
@@ -322,6 +323,7 @@ impl Store {
         else {
             return;
         };
+        self.board.end_wait(&key);
         if let Some(ids) = self.gathering.get_mut(&key) {
             ids.remove(&id);
             if ids.is_empty() {
