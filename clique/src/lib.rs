@@ -16,6 +16,8 @@ pub mod launch;
 mod life;
 mod member;
 mod message;
+#[cfg(all(loom, test))]
+mod model;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 mod owner;

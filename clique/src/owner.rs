@@ -92,7 +92,7 @@ impl<D> Queue<D> {
         }
     }
 
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         let kept = {
             let mut state = lock(&self.state);
             state.is_closed = true;

@@ -141,7 +141,7 @@ pub(crate) fn shrink(
 fn next(team: &Team, kind: &str, who: Option<BTreeSet<u32>>) -> (u32, Rounds) {
     let mut splits = lock(&team.splits);
     *splits += 1;
-    let mut rounds = team.life.rounds.keyed(&format!("{kind}{splits}"));
+    let mut rounds = team.life.rounds.keyed(&format!("{kind}{}", *splits));
     if let Some(who) = who {
         let everybody = who.len() == team.life.rounds.rendezvous.participants() as usize;
         rounds.who = if everybody { None } else { Some(who.into_iter().collect()) };

@@ -54,7 +54,7 @@ fn elements<const N: usize>(into: &mut [u8], other: &[u8], combine: impl Fn([u8;
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
