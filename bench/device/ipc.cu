@@ -1,5 +1,5 @@
-// The GPUs' part of the `ipc` layer, after the text of port_channel.cuh. Each end is a launch of its own, of one block, on
-// a device of its own if there are two. Every loop ends: by a count, or by the timeout of the call in it.
+// The GPUs' part of the `ipc` layer, after the text of port_channel.cuh. Each end is a launch of its own, of one block of
+// 1,024 threads, on a device of its own if there are two. Every loop ends: by a count, or by the timeout of the call in it.
 using namespace portway;
 
 // The same as `pattern::word`.
@@ -73,7 +73,7 @@ __device__ u64 send(const End &end, const Plan &plan) {
 }
 
 // There and back. cycles[n] is what the first end waited for the answer, and what the second spent on it.
-extern "C" __global__ void trips(End self, Plan plan, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) trips(End self, Plan plan, u64 *cycles, Done *done) {
   const u64 words = plan.len_bytes / 8;
   u64 status = 0, wrong = 0;
   if (threadIdx.x == 0) begin(done);
@@ -120,7 +120,7 @@ __device__ u64 send_window(const End &end, const Plan &plan) {
 // Windows from the first end to the second, which signals back once it has looked. cycles[n] is from the first push of a
 // window to the return of its flush. plan.follows == 2: both ends send, at the same time, and each window ends when
 // the peer's has come as well.
-extern "C" __global__ void windows(End self, Plan plan, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, u64 *cycles, Done *done) {
   const u64 words = plan.puts * plan.len_bytes / 8;
   const bool both = plan.follows >= 2, sends = plan.follows != 1, receives = plan.follows != 0;
   u64 status = 0, wrong = 0;
@@ -157,7 +157,7 @@ extern "C" __global__ void windows(End self, Plan plan, u64 *cycles, Done *done)
 
 // The floor: there and back by plain words in memory, without a FIFO. A thread of the host sees `trigger` and has the data
 // copied and `flag` written.
-extern "C" __global__ void floor_trips(u64 *trigger, u64 *flag, Plan plan, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) floor_trips(u64 *trigger, u64 *flag, Plan plan, u64 *cycles, Done *done) {
   if (threadIdx.x != 0) return;
   begin(done);
   u64 status = 0;

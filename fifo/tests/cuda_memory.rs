@@ -261,3 +261,24 @@ fn two_pieces(standin: &Standin, context: &Context) -> u64 {
     }
     address
 }
+
+/// The driver still knows what was not reclaimed, so the caller's memory must not go before: the next to be mapped at its
+/// address would be refused.
+#[test]
+fn what_a_dropped_context_leaves_in_quarantine_keeps_the_callers_memory() {
+    let standin = Standin::new();
+    let keeps = [(); 2].map(|()| Arc::new(()));
+    {
+        let context = context(&standin);
+        let host = portway_fifo::Heap.allocate(4096).unwrap();
+        // SAFETY: the memory is forgotten below, so it stays.
+        let registered = unsafe { context.register_host(host.address(), 4096, keeps[0].clone()) }.unwrap();
+        std::mem::forget(host);
+        let ours = context.allocate(Kind::Legacy, 64).unwrap();
+        // SAFETY: nothing is freed here.
+        let imported = unsafe { context.import_raw(ours.address(), 64, keeps[1].clone()) }.unwrap();
+        drop((registered, imported, ours));
+        assert_eq!(context.quarantined().allocations, 3);
+    }
+    assert_eq!(keeps.map(|keep| Arc::strong_count(&keep)), [2, 2]);
+}

@@ -132,6 +132,14 @@ pub(super) struct Quarantine {
     state: Mutex<State>,
 }
 
+impl Drop for Quarantine {
+    /// What was not freed stays, with the values that keep the caller's memory: the driver still knows it.
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.waiting.drain(..).for_each(core::mem::forget);
+    }
+}
+
 impl Quarantine {
     pub(super) fn put(&self, resource: Resource) {
         let mut state = self.lock();
