@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crossbeam_queue::ArrayQueue;
 use portway_fifo::Words;
+use portway_fifo::cuda::Entered;
 use portway_proxy::TransportError;
 
 use crate::error::{Error, StalledIn};
@@ -16,9 +17,13 @@ use crate::socket::Line;
 use crate::track::Track;
 use crate::transport::Inner;
 
-/// A completion is written after so many ops, or so many bytes, even if more are waiting.
+/// A completion is written after so many ops, or so many bytes, even if more are waiting. A value between two copies
+/// costs a few microseconds, in which nothing is copied.
 const OPS_A_BATCH: usize = 32;
-const BYTES_A_BATCH: u64 = 32 << 20;
+const BYTES_A_BATCH: u64 = 512 << 20;
+
+/// Looks for work between two looks at the clock.
+const LOOKS: usize = 32;
 
 /// How often the executor looks whether the peer still lives.
 const LIVENESS: Duration = Duration::from_millis(10);
@@ -41,6 +46,8 @@ pub(crate) struct Work {
     /// Address of the signal word, or 0.
     pub(crate) word: u64,
     pub(crate) value: u64,
+    /// Somebody waits for its completion, which is written at once.
+    pub(crate) flush: bool,
     /// The op's number on this track, counting on from the last op of the port before.
     pub(crate) ticket: u64,
 }
@@ -201,11 +208,25 @@ impl Executor {
     }
 
     fn run(mut self) {
+        let stream = self.track.stream.clone();
+        match self.link.in_driver(StalledIn::Driver, || stream.enter()) {
+            Ok(entered) => self.serve(&entered),
+            Err(error) => self.fail(error.into()),
+        }
+        // An executor serves its port for as long as that is there, and then ends within the limit.
+        while !self.link.closed.load(Ordering::Acquire) {
+            std::thread::sleep(QUIESCE_NAP);
+        }
+        self.line = None;
+        self.quiesce();
+    }
+
+    fn serve(&mut self, stream: &Entered<'_>) {
         let mut worked = Instant::now();
         let mut looked = worked;
         while !self.link.stop.load(Ordering::Acquire) {
-            if let Some(work) = self.link.next(self.taken) {
-                if let Err(error) = self.submit(work) {
+            if let Some(work) = self.look() {
+                if let Err(error) = self.submit(stream, work) {
                     self.fail(error.into());
                 }
                 worked = Instant::now();
@@ -228,12 +249,17 @@ impl Executor {
                 std::thread::sleep(NAP);
             }
         }
-        // An executor serves its port for as long as that is there, and then ends within the limit.
-        while !self.link.closed.load(Ordering::Acquire) {
-            std::thread::sleep(QUIESCE_NAP);
+    }
+
+    /// Looks for work for a moment.
+    fn look(&self) -> Option<Work> {
+        for _ in 0..LOOKS {
+            if let Some(work) = self.link.next(self.taken) {
+                return Some(work);
+            }
+            core::hint::spin_loop();
         }
-        self.line = None;
-        self.quiesce();
+        None
     }
 
     /// The port will see it, and everything that waits is dropped.
@@ -244,9 +270,8 @@ impl Executor {
     }
 
     /// Puts an op, and whatever else is waiting, into the stream, and a completion behind them.
-    fn submit(&mut self, first: Work) -> Result<(), portway_fifo::Error> {
+    fn submit(&mut self, stream: &Entered<'_>, first: Work) -> Result<(), portway_fifo::Error> {
         let link = &*self.link;
-        let stream = link.in_driver(StalledIn::Driver, || self.track.stream.enter())?;
         let (mut next, mut ops, mut bytes, mut unprimed) = (Some(first), 0, 0, false);
         let mut ticket = first.ticket;
         // Where all streams share one connection, a value blocks behind a copy of some kinds, but not behind one from
@@ -276,8 +301,9 @@ impl Executor {
             ticket = work.ticket;
             ops += 1;
             bytes += work.len_bytes;
-            let full = ops == OPS_A_BATCH || bytes >= BYTES_A_BATCH || link.stop.load(Ordering::Relaxed);
-            next = if full { None } else { link.next(ticket) };
+            let full = ops == OPS_A_BATCH || bytes >= BYTES_A_BATCH;
+            let ends = full || work.flush || link.stop.load(Ordering::Relaxed);
+            next = if ends { None } else { link.next(ticket) };
         }
         prime(&mut unprimed)?;
         let done = link.done.region().address();

@@ -263,7 +263,8 @@ impl Port for IpcPort {
         let Some(lane) = self.lanes.get(op.lane.0 as usize) else {
             return Err(self.fail(contract("an op of a lane that is not bound")));
         };
-        let mut work = Work { from: 0, to: 0, len_bytes: 0, word: 0, value: 0, ticket: 0 };
+        let flush = op.flush;
+        let mut work = Work { from: 0, to: 0, len_bytes: 0, word: 0, value: 0, flush, ticket: 0 };
         if let Some(put) = &op.put {
             let inside = |offset: u64, len_bytes: u64| {
                 offset.checked_add(put.len_bytes).is_some_and(|end| end <= len_bytes)

@@ -86,18 +86,6 @@ fn an_executor_that_is_held_in_a_written_value_is_named() {
     held_in("cuStreamWriteValue64_v2", StalledIn::WriteValue);
 }
 
-#[test]
-fn an_executor_that_is_held_while_it_enters_its_context_is_named() {
-    let machine = Machine::new();
-    let transports = machine.transports(config());
-    let mut wire = machine.wire(&transports);
-    machine.standin.hold("cuCtxPushCurrent_v2");
-    wire.submit(64, None, false);
-    assert_eq!(stalled(&mut wire).1, StalledIn::Driver);
-    machine.standin.release("cuCtxPushCurrent_v2");
-    wire.close();
-}
-
 /// Executors do not wait for each other: while one is held in a copy, another submits its own.
 #[test]
 fn a_port_moves_data_while_the_executor_of_another_is_held() {
@@ -198,7 +186,7 @@ fn what_is_not_done_by_the_quiesce_limit_stays_in_quarantine() {
 #[test]
 fn a_context_that_is_destroyed_under_traffic_fails_the_port() {
     const CONTEXT_IS_DESTROYED: i32 = 709;
-    for function in ["cuMemcpyAsync", "cuStreamWriteValue64_v2", "cuCtxPushCurrent_v2"] {
+    for function in ["cuMemcpyAsync", "cuStreamWriteValue64_v2"] {
         let machine = Machine::new();
         let transports = machine.transports(config());
         let mut wire = machine.wire(&transports);
