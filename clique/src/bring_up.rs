@@ -196,6 +196,7 @@ impl Run {
     fn hello(&mut self) -> Result<Hello, CliqueError> {
         let CliqueBuilder { size, locals, config, first_use, .. } = &self.builder;
         let environment = environment::compared(&*self.life.backend, environment::of_this_process())?;
+        let uses = first_use.of(*size, locals)?;
         let devices = locals.clone();
         let asked = self.life.owner.post(move |desk| {
             desk.call(None, "version and devices", |backend| {
@@ -217,7 +218,7 @@ impl Run {
             config: config.clone(),
             large_bytes: first_use.large_bytes as u64,
             locals,
-            uses: first_use.uses.clone(),
+            uses,
             environment,
         })
     }

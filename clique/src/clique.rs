@@ -25,11 +25,18 @@ use crate::watcher::Watcher;
 /// It ends with [`close`](Self::close), together with the other participants, or with [`abort`](Self::abort). Once it and
 /// its members are dropped, what is left is aborted, within a second; the other participants are told.
 ///
-/// There is no other way to one than [`CliqueBuilder::bring_up`]:
+/// There is no other way to one than [`CliqueBuilder::bring_up`], and none back from its end:
 ///
 /// ```compile_fail,E0451
 /// # use portway_clique::Clique;
 /// let clique = Clique { members: Vec::new() }; // its fields are private
+/// ```
+///
+/// ```compile_fail,E0382
+/// # fn f(mut clique: portway_clique::Clique) {
+/// clique.close(std::time::Duration::from_secs(1));
+/// clique.members(); // it is gone
+/// # }
 /// ```
 #[derive(Debug)]
 pub struct Clique {

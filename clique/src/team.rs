@@ -100,8 +100,15 @@ impl Team {
     ) -> Result<Word, CliqueError> {
         self.life.check()?;
         let left = self.life.barrier.arrive(seat, purpose, word, self.call_within, lead);
-        // A failure of the clique says more than the barrier that broke with it.
-        left.map_err(|error| self.life.end().unwrap_or(error))
+        left.map_err(|error| match (self.life.end(), &error) {
+            // The failure of the clique says more than the barrier that broke with it.
+            (Some(end), _) => end,
+            // The barrier is broken for good, and the clique with it: the other participants hear of it, too.
+            (None, CliqueError::Timeout { .. } | CliqueError::Left { .. } | CliqueError::Panicked { .. }) => {
+                self.life.fail_ready(Fault::new(None, error.to_string()))
+            }
+            (None, _) => error,
+        })
     }
 
     /// Meets the other participants, with the joined word of the local members.

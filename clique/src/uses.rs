@@ -2,7 +2,8 @@
 
 use core::fmt;
 
-use crate::backend::{DataType, ReduceOp};
+use crate::CliqueError;
+use crate::backend::{DataType, LocalRank, ReduceOp};
 
 /// A kind of operation. Libraries connect peers, allocate memory and load kernels when they meet one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,7 +54,7 @@ impl SizeClass {
 
 /// The operations that are run once, small and large, with checked results, before the clique is ready.
 ///
-/// Participants may declare different ones: what one of them declares is run by all.
+/// Participants may declare different ones: what one of them declares is run by all whom it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstUse {
     pub(crate) uses: Vec<Use>,
@@ -80,7 +81,8 @@ impl FirstUse {
         self.with(Use::AllGather)
     }
 
-    /// Declares that one rank sends to another. Peers that nobody has declared cannot send to each other.
+    /// Declares that one rank sends to another. A pair counts where one of the two lives; others may declare it, too, so
+    /// that all can say the same. Peers that nobody has declared cannot send to each other.
     #[must_use]
     pub fn peers(self, from: u32, to: u32) -> Self {
         self.with(Use::Peers { from, to })
@@ -98,6 +100,26 @@ impl FirstUse {
     pub fn large_bytes(mut self, large_bytes: usize) -> Self {
         self.large_bytes = large_bytes;
         self
+    }
+
+    /// What a participant with these ranks has to say.
+    pub(crate) fn of(&self, size: u32, locals: &[LocalRank]) -> Result<Vec<Use>, CliqueError> {
+        let is_local = |rank: u32| locals.iter().any(|local| local.rank == rank);
+        let mut own = Vec::new();
+        for one in &self.uses {
+            match *one {
+                Use::Peers { from, to } if from >= size || to >= size || from == to => {
+                    return Err(CliqueError::Config {
+                        what: "declared peers".to_owned(),
+                        expected: format!("two ranks below {size}"),
+                        seen: one.to_string(),
+                    });
+                }
+                Use::Peers { from, to } if !is_local(from) && !is_local(to) => {}
+                one => own.push(one),
+            }
+        }
+        Ok(own)
     }
 
     fn with(mut self, one: Use) -> Self {

@@ -335,6 +335,10 @@ fn keys_are_used_again_by_a_later_run_only() {
         for closed in each(PATIENT, job.up(7), |_, clique| clique.close(PATIENT)) {
             closed.unwrap();
         }
+        for (result, _) in job.bring_up(7) {
+            let error = result.map(drop).unwrap_err();
+            assert!(error.to_string().contains("attempt 7 of clique"), "{error}");
+        }
     }
 }
 

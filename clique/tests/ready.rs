@@ -281,8 +281,49 @@ fn a_member_that_is_dropped_is_not_waited_for() {
     drop(members.pop());
     let start = Instant::now();
     let error = members[0].barrier().unwrap_err();
-    assert!(matches!(error, CliqueError::Left { seat: 1 }), "{error}");
+    assert!(error.to_string().contains("local seat 1 was dropped"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+/// Nor by the members of other participants, which stand at the same barrier.
+#[test]
+fn a_member_that_is_dropped_is_not_waited_for_elsewhere() {
+    let job = Job::new(&[2, 1]);
+    let mut cliques = job.up(0);
+    let mut members = all_members(&mut cliques);
+    drop(members.remove(1));
+    let start = Instant::now();
+    for error in each(PATIENT, members, |_, mut member| member.barrier().unwrap_err()) {
+        assert!(error.to_string().contains("local seat 1 was dropped"), "{error}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+/// What is declared twice, or by all, is run once; pairs of others are theirs.
+#[test]
+fn pairs_count_where_one_of_them_lives() {
+    let mut job = Job::new(&[1, 1, 1]);
+    job.first_use = FirstUse::default().large_bytes(64);
+    let outcomes = job.bring_up_with(0, |participant, builder| {
+        let first = FirstUse::default().large_bytes(64);
+        // Participant 0 alone says that 1 sends to 2.
+        Some(builder.first_use(if participant == 0 { first.peers(1, 2).peers(0, 1) } else { first }))
+    });
+    let mut cliques: Vec<Clique> = outcomes.into_iter().map(|(result, _)| result.unwrap()).collect();
+    let mut members = all_members(&mut cliques);
+    let mut buffers = members[1].buffers(1).unwrap();
+    let error = members[1].send(&mut buffers, 1, DataType::U8, 2).unwrap_err();
+    assert!(matches!(error, CliqueError::Undeclared { .. }), "{error}");
+    members[1].with_raw(|_, _| ()).unwrap();
+    let mut sends = members[0].buffers(1).unwrap();
+    members[0].send(&mut sends, 1, DataType::U8, 1).unwrap();
+    members[1].recv(&mut buffers, 1, DataType::U8, 0).unwrap();
+    members[1].wait(&mut buffers, PATIENT).unwrap();
+    let job = Job::new(&[2]);
+    let outcomes =
+        job.bring_up_with(0, |_, builder| Some(builder.first_use(FirstUse::default().peers(5, 6))));
+    let error = outcomes.into_iter().next().unwrap().0.map(drop).unwrap_err();
+    assert!(error.to_string().contains("declared peers: expected two ranks below 2"), "{error}");
 }
 
 #[test]

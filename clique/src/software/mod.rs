@@ -414,12 +414,9 @@ impl Backend for Software {
         tripped.unwrap_or(Status::SUCCESS)
     }
 
-    unsafe fn explain(&self, status: Status, comm: Option<RawComm>) -> String {
+    unsafe fn explain(&self, _status: Status, comm: Option<RawComm>) -> String {
         let rank = comm.and_then(|comm| self.rank_of(comm));
-        rank.map_or_else(
-            || format!("{status}"),
-            |rank| format!("{status} of rank {rank} of the software library"),
-        )
+        rank.map_or_else(|| "no rank's".to_owned(), |rank| format!("rank {rank}'s"))
     }
 
     fn workspace(&self, device: u32, len_bytes: usize) -> Result<Box<dyn Workspace>, BackendError> {
