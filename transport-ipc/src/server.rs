@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -90,7 +90,10 @@ fn serve(listener: &OwnedFd, woken: &OwnedFd, stopping: &AtomicBool, answers: &d
             rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         {
             accepted += 1;
-            if connections.len() < MAX_CONNECTIONS {
+            if !is_ours(socket.as_fd()) {
+                // Told, and closed at once: other users cannot use up our descriptors.
+                let _ = socket::send(socket.as_fd(), &socket::encode_reply(Status::Refused, 0), &[]);
+            } else if connections.len() < MAX_CONNECTIONS {
                 connections.push(Connection { socket, opened: Instant::now(), stays: false });
             }
         }
@@ -99,6 +102,11 @@ fn serve(listener: &OwnedFd, woken: &OwnedFd, stopping: &AtomicBool, answers: &d
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Whether the process at the other end is this one's user's.
+fn is_ours(socket: BorrowedFd<'_>) -> bool {
+    socket::credentials(socket).is_ok_and(|(_, user)| user == socket::user())
 }
 
 /// Answers one request. False if the connection is to be closed.
@@ -115,9 +123,7 @@ fn answer(connection: &mut Connection, answers: &dyn Answers) -> bool {
         Err(_) => return false,
     };
     let mut fds = Vec::new();
-    let ours = socket::credentials(socket).is_ok_and(|(_, user)| user == socket::user());
     let status = match request {
-        _ if !ours => Status::Refused,
         None => Status::Bad,
         Some(request) => {
             let known = match request.question {

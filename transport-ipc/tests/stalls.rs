@@ -139,6 +139,42 @@ fn a_stream_that_does_not_run_is_named_with_its_likely_cause() {
     }
 }
 
+/// Where all streams share one connection a copy from the device to the host goes before each value, and a stall is put
+/// down to that. The driver reads the variable once, so this runs in a process of its own.
+#[test]
+fn with_one_connection_values_are_primed_and_a_stall_is_put_down_to_it() {
+    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    const NAME: &str = "with_one_connection_values_are_primed_and_a_stall_is_put_down_to_it";
+    if std::env::var(VARIABLE).is_err() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(VARIABLE, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+        return;
+    }
+    let machine = Machine::new();
+    let transports = machine.transports(config());
+    let mut wire = machine.wire(&transports);
+    let primes = || machine.standin.calls("cuMemcpyDtoHAsync_v2");
+    let before = primes();
+    wire.submit(64, Some(1), true);
+    wire.complete(1);
+    assert_eq!(primes() - before, 1, "one before the signal and the completion");
+    wire.submit(64, None, true);
+    wire.complete(1);
+    assert_eq!(primes() - before, 2, "one before the completion");
+    machine.standin.hold("cuStreamWriteValue64_v2");
+    wire.submit(64, Some(2), false);
+    let (error, place, cause) = stalled(&mut wire);
+    assert_eq!((place, cause), (StalledIn::WriteValue, Cause::OneConnection));
+    assert!(error.to_string().contains("one connection"), "{error}");
+    machine.standin.release("cuStreamWriteValue64_v2");
+    wire.close();
+}
+
 /// Control for the tests above: a port that has nothing under way, or whose ops complete in time, does not stall.
 #[test]
 fn a_port_that_is_idle_or_slow_does_not_stall() {

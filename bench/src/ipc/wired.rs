@@ -1,5 +1,7 @@
 //! [`Wired`]: two ends with an engine each, connected over the transport.
 
+use std::time::Duration;
+
 use portway_fifo::cuda::{Context, Kind};
 use portway_fifo::{Fifo, Region};
 use portway_proxy::transport::{LocalMemory, Transport};
@@ -7,11 +9,10 @@ use portway_proxy::{
     ChannelConfig, Config, Engine, Error, Idle, PortChannel, Proxy, RunConfig, Stop, TransportError,
 };
 use portway_transport_ipc::{self as ipc, Ipc, WordPlace};
-use std::time::Duration;
 
 use crate::args::Args;
 use crate::failure::Failure;
-use crate::machine::Pinning;
+use crate::machine::{Pinning, pin};
 
 /// See the module.
 pub struct Wired {
@@ -62,7 +63,13 @@ impl Wired {
             Memory::new(contexts[1], &transports[1], len_bytes)?,
         ];
         let [(a_end, a_bytes), (b_end, b_bytes)] = [transports[0].endpoint()?, transports[1].endpoint()?];
-        let ports = [a_end.connect(&b_bytes, deadline)?, b_end.connect(&a_bytes, deadline)?];
+        // An executor runs where the thread that connects does, so each gets a core of its own, as far as there are any.
+        pin(pinning.producer(3));
+        let a_port = a_end.connect(&b_bytes, deadline);
+        pin(pinning.producer(4));
+        let b_port = b_end.connect(&a_bytes, deadline);
+        pin(pinning.producer(0));
+        let ports = [a_port?, b_port?];
         let mut ends = Vec::new();
         let mut proxies = Vec::new();
         for (here, port) in ports.into_iter().enumerate() {
