@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cliques::{Job, PATIENT, each, until};
-use portway_clique::backend::{BackendError, Capabilities, DataType, ReduceOp, Status};
-use portway_clique::software::{Fault, Kind, Live, Software, Step};
+use portway_clique::backend::{DataType, ReduceOp, Status};
+use portway_clique::software::{Fault, Kind, Live, Step};
 use portway_clique::{Clique, CliqueError, FirstUse, Member};
 
 fn all_members(cliques: &mut [Clique]) -> Vec<Member> {
@@ -398,111 +398,6 @@ fn closing_has_a_deadline() {
             });
         }
     }
-}
-
-/// Rank r joins the colour of its parity; the children reduce among themselves, the last in front.
-#[test]
-fn a_split_that_every_member_joins() {
-    for ranks in [&[4][..], &[2, 2], &[1, 1, 1, 1], &[3, 1]] {
-        let job = Job::new(ranks);
-        let mut cliques = job.up(0);
-        let members = all_members(&mut cliques);
-        let members = each(PATIENT, members, |_, mut member| {
-            let rank = member.rank();
-            let mut child = member.split(Some(rank % 2), -(rank as i32)).unwrap().unwrap();
-            assert_eq!((child.size(), child.rank()), (2, 1 - rank / 2));
-            let mut buffers = child.buffers(64).unwrap();
-            buffers.write(&(rank as i32).to_le_bytes()).unwrap();
-            child.all_reduce(&mut buffers, 1, DataType::I32, ReduceOp::Sum).unwrap();
-            child.wait(&mut buffers, PATIENT).unwrap();
-            let mut seen = [0; 4];
-            buffers.read(&mut seen).unwrap();
-            assert_eq!(i32::from_le_bytes(seen), if rank % 2 == 0 { 2 } else { 4 });
-            // Some join none, and a child can be split again.
-            let again = member.split((rank == 0).then_some(7), 0).unwrap();
-            assert_eq!(again.map(|child| child.size()), (rank == 0).then_some(1));
-            let alone = child.split(Some(child.rank()), 0).unwrap().unwrap();
-            assert_eq!((alone.size(), alone.rank()), (1, 0));
-            drop((buffers, alone, child));
-            member
-        });
-        drop(members);
-        close(cliques);
-        until(PATIENT, "the children to be gone", || job.fabric.live() == Live::default());
-    }
-}
-
-/// One that fails in a split keeps all from joining; the parent goes on.
-#[test]
-fn a_split_that_fails_is_joined_by_none() {
-    for (step, kind) in [
-        (Step::SplitProgress, Kind::Fail(Status::SYSTEM_ERROR)),
-        (Step::SplitProgress, Kind::Panic),
-        (Step::SplitProgress, Kind::Hang),
-        (Step::Shape, Kind::Fail(Status::INTERNAL_ERROR)),
-    ] {
-        let job = Job::new(&[2, 1]);
-        let outcomes =
-            job.bring_up_with(0, |_, builder| Some(builder.call_within(Duration::from_millis(400))));
-        let mut cliques: Vec<Clique> = outcomes.into_iter().map(|(result, _)| result.unwrap()).collect();
-        job.processes[1].inject(Fault::new(step, None, kind));
-        let members = each(PATIENT, all_members(&mut cliques), |_, mut member| {
-            let start = Instant::now();
-            let error = member.split(Some(0), 0).map(drop).unwrap_err();
-            assert!(matches!(error, CliqueError::Failed(_)), "{error}");
-            (member, start.elapsed())
-        });
-        for (_, took) in &members {
-            assert!(*took < Duration::from_secs(3), "{took:?}");
-        }
-        job.processes[1].heal();
-        until(PATIENT, "only the parent's to be left", || job.fabric.live().communicators == 3);
-        let members: Vec<Member> = members.into_iter().map(|(member, _)| member).collect();
-        for (_, result) in sum(members) {
-            assert!(result.is_ok(), "{step:?} {kind:?}: {result:?}");
-        }
-        close(cliques);
-    }
-}
-
-#[test]
-fn revoke_and_shrink_where_the_library_can() {
-    let job = Job::new(&[2, 1, 1]);
-    let mut cliques = job.up(0);
-    // The participant of rank 3 takes no part any more; rank 1 is excluded as well, and is in a process that stays.
-    let gone = cliques.pop().unwrap();
-    for clique in &cliques {
-        clique.revoke().unwrap();
-    }
-    let members = all_members(&mut cliques);
-    let children = each(PATIENT, members, |_, mut member| {
-        let child = member.shrink(&[1, 3]).unwrap();
-        (member, child)
-    });
-    let sizes: Vec<_> =
-        children.iter().map(|(_, child)| child.as_ref().map(|c| (c.rank(), c.size()))).collect();
-    assert_eq!(sizes, [Some((0, 2)), None, Some((1, 2))]);
-    let (members, children): (Vec<_>, Vec<_>) = children.into_iter().unzip();
-    for (_, result) in sum(children.into_iter().flatten().collect()) {
-        // It was not declared, and not all participants are there to meet.
-        assert!(matches!(result, Err(CliqueError::Undeclared { .. })), "{result:?}");
-    }
-    drop((members, gone, cliques));
-    until(PATIENT, "everything to be gone", || job.fabric.live() == Live::default());
-}
-
-#[test]
-fn what_an_older_library_lacks_is_not_in_it() {
-    let mut job = Job::new(&[1]);
-    let old = Capabilities::default();
-    job.processes[0] = Arc::new(Software::new(&job.fabric).with_version(22207, old));
-    let mut clique = job.up(0).remove(0);
-    let mut member = clique.members().remove(0);
-    let errors = [member.shrink(&[]).map(drop).unwrap_err(), clique.revoke().unwrap_err()];
-    for error in &errors {
-        assert!(matches!(error, CliqueError::Backend(BackendError::NotInLibrary { .. })), "{error}");
-    }
-    assert_eq!(errors[0].to_string(), "shrink is not in this software 22207");
 }
 
 /// What differs ends in the same verdict for all, before the library is called.
