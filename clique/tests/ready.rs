@@ -370,7 +370,7 @@ fn closing_has_a_deadline() {
     let job = Job::new(&[1, 1]);
     let mut cliques = job.up(0);
     let kept = cliques.pop();
-    let closed = cliques.remove(0).close(Duration::from_millis(100)).unwrap();
+    let closed = cliques.remove(0).close(Duration::from_secs(1)).unwrap();
     assert!(!closed.everybody);
     drop(kept);
     for (step, phase) in [(Step::Finalize, "finalize"), (Step::Destroy, "destroy")] {
@@ -388,7 +388,8 @@ fn closing_has_a_deadline() {
             );
             let CliqueError::Failed(failure) = &error else { panic!("{error}") };
             if kind == Kind::Hang {
-                assert_eq!(failure.quarantine.count(), 1, "{error}");
+                // The aborts come back, the owner does not.
+                until(PATIENT, "one in quarantine", || failure.quarantine.count() == 1);
             } else {
                 assert!(failure.cause.contains(phase), "{error}");
             }
