@@ -256,10 +256,7 @@ impl Importer<'_> {
         match status {
             Status::Yes => Ok(()),
             Status::No => Err(Error::Released { peer, index: memory.index }),
-            Status::Refused => {
-                let user = crate::socket::user();
-                Err(Error::Refused { peer, expected: user, seen: user })
-            }
+            Status::Refused => Err(Error::Gone { peer, why: "it answers processes of its own user only" }),
             Status::Bad => Err(Error::Gone { peer, why: "it does not understand this version's requests" }),
         }
     }
