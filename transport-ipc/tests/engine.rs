@@ -1,0 +1,123 @@
+//! The transport behind an engine: what a channel says of a stalled executor, and that a stop is bounded meanwhile.
+
+#[path = "../../fifo/tests/libcuda/mod.rs"]
+mod libcuda;
+#[path = "support/wire.rs"]
+mod wire;
+
+use std::time::{Duration, Instant};
+
+use portway_fifo::cuda::Kind;
+use portway_fifo::{Fifo, Heap};
+use portway_proxy::transport::{Endpoint, LocalMemory, Transport};
+use portway_proxy::{ChannelConfig, ChannelError, ChannelProducer, Engine, Idle, Proxy, RunConfig, Stop};
+use portway_transport_ipc::{Config, Error, Ipc};
+use wire::{Machine, PATIENCE, wait_until};
+
+const STALL: Duration = Duration::from_millis(200);
+
+/// Two transports, and a proxy that puts from the first to the second.
+struct Rig {
+    machine: Machine,
+    transports: [Ipc; 2],
+    proxy: Proxy,
+    fifos: Vec<portway_proxy::FifoId>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let machine = Machine::new();
+        let transports = machine.transports(Config { stall_limit: STALL, ..Config::default() });
+        let mut engine = Engine::new(&Heap, portway_proxy::Config::default()).unwrap();
+        // A FIFO for each channel that a test makes.
+        let fifos = (0..3)
+            .map(|_| {
+                let config = portway_fifo::Config { timeout: PATIENCE, ..Default::default() };
+                let (fifo, consumer) = Fifo::new(&Heap, config).unwrap();
+                engine.add_fifo(fifo, consumer).unwrap()
+            })
+            .collect();
+        let proxy = Proxy::start(engine, RunConfig { idle: Idle::Yield, ..RunConfig::default() }).unwrap();
+        Rig { machine, transports, proxy, fifos }
+    }
+
+    /// A channel over a port of its own, and where its data arrives.
+    fn channel(&mut self) -> (ChannelProducer, LocalMemory) {
+        let [near, far] = &self.transports;
+        let ((a, a_bytes), (b, b_bytes)): ((Box<dyn Endpoint>, _), (Box<dyn Endpoint>, _)) =
+            (near.endpoint().unwrap(), far.endpoint().unwrap());
+        let port = a.connect(&b_bytes, PATIENCE).unwrap();
+        // The other end has nothing to send.
+        drop(b.connect(&a_bytes, PATIENCE).unwrap());
+        let [here, there] = &self.machine.contexts;
+        let source = near.register(&here.allocate(Kind::Vmm, 4096).unwrap()).unwrap();
+        let destination = far.register(&there.allocate(Kind::Vmm, 4096).unwrap()).unwrap();
+        let outbound = far.signal_word().unwrap();
+        let import = |memory| near.import(&far.export(memory).unwrap()).unwrap();
+        let config = ChannelConfig {
+            fifo: self.fifos.pop().unwrap(),
+            port: self.proxy.add_port(port).unwrap(),
+            source,
+            destination: import(&destination),
+            outbound: import(&outbound),
+            inbound: near.signal_word().unwrap(),
+        };
+        (self.proxy.add_channel(config).unwrap().producer().unwrap(), destination)
+    }
+}
+
+#[test]
+fn a_stalled_executor_ends_its_channel_by_name_and_another_goes_on() {
+    let mut rig = Rig::new();
+    let [(stuck, _), (other, destination)] = [rig.channel(), rig.channel()];
+    stuck.put_signal_flush(0, 0, 64).unwrap();
+    rig.machine.standin.hold_next("cuMemcpyAsync");
+    let start = Instant::now();
+    stuck.put_signal(0, 0, 64).unwrap();
+    rig.machine.standin.wait_until_held("cuMemcpyAsync", 1);
+    let waiter = std::thread::spawn({
+        let stuck = stuck.clone();
+        move || stuck.flush()
+    });
+    for round in 0..50 {
+        other.put_signal_flush(0, round * 64, 64).unwrap();
+    }
+    let mut bytes = [1; 64];
+    destination.region.read(49 * 64, &mut bytes).unwrap();
+    // The wait of a kernel would end like this one.
+    waiter.join().unwrap().unwrap_err();
+    assert!(start.elapsed() >= STALL && start.elapsed() < PATIENCE);
+    let error = stuck.channel().error().unwrap();
+    let ChannelError::Port { source, .. } = &error else { panic!("{error:?}") };
+    assert!(matches!(Error::of(source), Some(Error::Stalled { .. })), "{error:?}");
+    assert!(error.to_string().contains("likely: cudaFree in progress"), "{error}");
+    // A new channel works while the driver still holds the first executor, and afterwards the stop finds all in order.
+    let (fresh, _) = rig.channel();
+    fresh.put_signal_flush(0, 0, 64).unwrap();
+    rig.machine.standin.release("cuMemcpyAsync");
+    let report = rig.proxy.stop(Stop::Drain { within: PATIENCE });
+    assert!(report.quiesced && report.quarantined.is_empty(), "{report:?}");
+    assert_eq!(rig.transports[0].quarantined(), Default::default());
+}
+
+#[test]
+fn a_stop_in_the_middle_of_a_stalled_copy_is_bounded() {
+    for cancel in [false, true] {
+        let mut rig = Rig::new();
+        let (channel, _) = rig.channel();
+        channel.put_signal_flush(0, 0, 64).unwrap();
+        rig.machine.standin.hold("cuMemcpyAsync");
+        channel.put_signal(0, 0, 64).unwrap();
+        rig.machine.standin.wait_until_held("cuMemcpyAsync", 1);
+        let start = Instant::now();
+        let within = Duration::from_millis(100);
+        let report = rig.proxy.stop(if cancel { Stop::Cancel } else { Stop::Drain { within } });
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(!report.quiesced && report.quarantined.is_empty(), "{report:?}");
+        // The engine is gone; the executor and what it holds are counted until the driver comes back.
+        assert_eq!(rig.transports[0].quarantined().executors, 1);
+        rig.machine.standin.release("cuMemcpyAsync");
+        let transport = &rig.transports[0];
+        wait_until("an empty quarantine", || transport.quarantined().executors, |held| *held == 0);
+    }
+}
