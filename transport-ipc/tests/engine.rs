@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use portway_fifo::cuda::Kind;
 use portway_fifo::{Fifo, Heap};
-use portway_proxy::transport::{Endpoint, LocalMemory, Transport};
+use portway_proxy::transport::{LocalMemory, Transport};
 use portway_proxy::{ChannelConfig, ChannelError, ChannelProducer, Engine, Idle, Proxy, RunConfig, Stop};
 use portway_transport_ipc::{Config, Error, Ipc};
 use wire::{Machine, PATIENCE, wait_until};
@@ -44,8 +44,7 @@ impl Rig {
     /// A channel over a port of its own, and where its data arrives.
     fn channel(&mut self) -> (ChannelProducer, LocalMemory) {
         let [near, far] = &self.transports;
-        let ((a, a_bytes), (b, b_bytes)): ((Box<dyn Endpoint>, _), (Box<dyn Endpoint>, _)) =
-            (near.endpoint().unwrap(), far.endpoint().unwrap());
+        let ((a, a_bytes), (b, b_bytes)) = (near.endpoint().unwrap(), far.endpoint().unwrap());
         let port = a.connect(&b_bytes, PATIENCE).unwrap();
         // The other end has nothing to send.
         drop(b.connect(&a_bytes, PATIENCE).unwrap());
