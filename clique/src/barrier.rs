@@ -40,8 +40,9 @@ struct State<T> {
     /// The first error that somebody brought.
     brought: Option<CliqueError>,
     leading: bool,
-    /// The word of the epoch before.
+    /// The word of the epoch before, for those who have not read it yet, and how many they are.
     word: Option<Result<T, CliqueError>>,
+    unread: u32,
     broken: Option<CliqueError>,
     asleep: u32,
 }
@@ -64,6 +65,7 @@ impl<T: Clone> Barrier<T> {
             brought: None,
             leading: false,
             word: None,
+            unread: 0,
             broken: None,
             asleep: 0,
         };
@@ -169,7 +171,8 @@ impl<T: Clone> Barrier<T> {
         state.arrived.fill(false);
         state.deadline = None;
         state.purpose = None;
-        state.word = Some(word.clone());
+        state.unread = self.seats - 1;
+        state.word = (state.unread > 0).then(|| word.clone());
         self.wake_all(&state);
         word
     }
@@ -180,7 +183,9 @@ impl<T: Clone> Barrier<T> {
         loop {
             if state.epoch != epoch {
                 // Nobody can complete another epoch before this seat has come again.
-                return state.word.clone().unwrap_or_else(|| Err(state.timeout(self.seats)));
+                state.unread -= 1;
+                let word = if state.unread == 0 { state.word.take() } else { state.word.clone() };
+                return word.unwrap_or_else(|| Err(state.timeout(self.seats)));
             }
             if let Some(broken) = &state.broken {
                 return Err(broken.clone());

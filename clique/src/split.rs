@@ -196,8 +196,14 @@ fn children(
 ) -> Result<Word, CliqueError> {
     let mut drafts = Vec::new();
     for spec in specs {
-        if let Some(draft) = draft(team, &spec)? {
-            drafts.push(draft);
+        match draft(team, &spec) {
+            Ok(draft) => drafts.extend(draft),
+            Err(error) => {
+                let note = note_of(&error, Phase::Ready, &team.life.process);
+                // Where the others cannot be told their own deadlines end their waits.
+                let _ = rounds.post("up", Post::Failed(note.encode()));
+                return Err(error);
+            }
         }
     }
     let result = bring_up(team, rounds, &drafts, make, deadline);

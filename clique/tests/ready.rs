@@ -285,7 +285,21 @@ fn a_member_that_is_dropped_is_not_waited_for() {
     assert!(start.elapsed() < Duration::from_secs(2));
 }
 
-/// Nor by the members of other participants, which stand at the same barrier.
+/// More ranks than one unique id is for, and a deadline that is over at once.
+#[test]
+fn many_ranks_and_no_time() {
+    let mut job = Job::new(&[50, 50, 50, 50]);
+    job.first_use = FirstUse::default().large_bytes(64).all_gather();
+    close(job.up(0));
+    job.within = Duration::ZERO;
+    let start = Instant::now();
+    for (result, _) in job.bring_up(1) {
+        assert!(matches!(result, Err(CliqueError::Failed(_))), "{result:?}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
+/// A member that is dropped is not waited for by those of other participants either: all stand at one barrier.
 #[test]
 fn a_member_that_is_dropped_is_not_waited_for_elsewhere() {
     let job = Job::new(&[2, 1]);
