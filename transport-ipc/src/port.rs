@@ -34,7 +34,6 @@ struct Bindings {
 /// A signal word of the peer.
 #[derive(Debug)]
 struct Word {
-    id: MemoryId,
     address: u64,
     /// It lies in host memory, where the engine can store to it.
     host: Option<Words>,
@@ -185,11 +184,11 @@ impl IpcPort {
     }
 
     /// The number of a word among those of the port.
-    fn word(&mut self, id: MemoryId, address: u64, host: Option<Words>) -> usize {
-        if let Some(known) = self.words.iter().position(|word| word.id == id) {
+    fn word(&mut self, address: u64, host: Option<Words>) -> usize {
+        if let Some(known) = self.words.iter().position(|word| word.address == address) {
             return known;
         }
-        self.words.push(Word { id, address, host, outstanding: 0 });
+        self.words.push(Word { address, host, outstanding: 0 });
         self.words.len() - 1
     }
 
@@ -243,7 +242,7 @@ impl Port for IpcPort {
             from_len_bytes: from.len_bytes,
             to: to.address,
             to_len_bytes: to.len_bytes,
-            word: self.word(binding.signal, word.address, host),
+            word: self.word(word.address, host),
         };
         let lane = Lane(self.lanes.len() as u32);
         self.lanes.push(bindings);
