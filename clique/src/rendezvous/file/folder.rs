@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::CliqueError;
 use crate::rendezvous::identity::system;
-use crate::rendezvous::wire::Wrong;
+use crate::rendezvous::wire::{Instance, Wrong};
 
 fn at(what: &str, path: &Path, error: io::Error) -> CliqueError {
     system(format!("{what} {}", path.display()), error)
@@ -38,14 +38,26 @@ impl Folder {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(at("making the folder", &path, error)),
         }
-        let data = fs::symlink_metadata(&path).map_err(|error| at("looking at", &path, error))?;
+        match Self::existing(path.clone(), owner)? {
+            Some(folder) => Ok(folder),
+            None => Err(at("looking at", &path, ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// A folder that is there; `None` if it is not, or no longer.
+    pub(super) fn existing(path: PathBuf, owner: u32) -> Result<Option<Self>, CliqueError> {
+        let data = match fs::symlink_metadata(&path) {
+            Ok(data) => data,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(at("looking at", &path, error)),
+        };
         if !data.is_dir() {
             return Err(foreign(&path, "kind of file", "a folder", kind(&data)));
         }
         if data.uid() != owner {
             return Err(foreign(&path, "owner", owner, data.uid()));
         }
-        Ok(Folder { path, owner })
+        Ok(Some(Folder { path, owner }))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -150,9 +162,8 @@ fn kind(data: &fs::Metadata) -> &'static str {
 }
 
 /// The user whom this process makes files as, which on some file systems is not the user it runs as.
-pub(super) fn owner_of_new_files(directory: &Path) -> Result<u32, CliqueError> {
-    let path = directory.join(format!(".portway.{}", std::process::id()));
-    let _ = fs::remove_file(&path);
+pub(super) fn owner_of_new_files(directory: &Path, instance: &Instance) -> Result<u32, CliqueError> {
+    let path = directory.join(format!(".portway.{:032x}", u128::from_le_bytes(*instance)));
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let owner = file.and_then(|file| file.metadata()).map(|data| data.uid());
     let _ = fs::remove_file(&path);

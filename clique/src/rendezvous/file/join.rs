@@ -51,7 +51,8 @@ impl SharedFile {
         let SharedFileConfig { member, directory, within } = config;
         member.check()?;
         let time = Time { began: Instant::now(), end: end_of(within) };
-        let owner = owner_of_new_files(&directory)?;
+        let instance = fresh_instance()?;
+        let owner = owner_of_new_files(&directory, &instance)?;
         let job = Folder::open(directory.join(format!("portway-{}", short(member.token.bytes()))), owner)?;
         let Some(seat) = Lock::take(&job, &format!("seat.{}", member.participant))? else {
             let hello = job.read(&format!("hello.{}", member.participant), HEADER_BYTES + MAX_HELLO_BYTES)?;
@@ -69,7 +70,7 @@ impl SharedFile {
             token: member.token.bytes().to_vec(),
             participant: member.participant,
             participants: member.participants,
-            instance: fresh_instance()?,
+            instance,
             name: own_name(),
         };
         job.write(&format!("hello.{}", member.participant), &Frame::Hello(hello.clone()).encode())?;

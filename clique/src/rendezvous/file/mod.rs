@@ -106,7 +106,7 @@ impl SharedFile {
             let Some(attempt) = attempt_of(&name, &clique).filter(|attempt| *attempt > key.attempt) else {
                 continue;
             };
-            let round = Folder::open(self.run.file(&name), self.run.owner())?;
+            let Some(round) = Folder::existing(self.run.file(&name), self.run.owner())? else { continue };
             let posts = round.names()?;
             if let Some(by) = posts.iter().filter_map(|name| participant_of(name, "post")).min() {
                 return Err(CliqueError::Config {
@@ -243,9 +243,10 @@ impl Rendezvous for SharedFile {
         let mut pause = Pause::new();
         loop {
             let over = Instant::now() >= end;
+            // Looked at first: what is complete by then counts, even if somebody has gone on to the next attempt since.
+            let still = self.check_run().and_then(|()| self.check_attempt(&key));
             // Only a post makes the folder.
-            if self.run.has(&name) {
-                let folder = Folder::open(self.run.file(&name), self.run.owner())?;
+            if let Some(folder) = Folder::existing(self.run.file(&name), self.run.owner())? {
                 self.read_posts(&key, &folder, &mut said)?;
                 let complete = said.iter().all(Option::is_some);
                 if complete || said.iter().any(|said| matches!(said, Some(Post::Failed(_)))) {
@@ -254,8 +255,7 @@ impl Rendezvous for SharedFile {
                     return Ok(Gathered(said));
                 }
             }
-            self.check_run()?;
-            self.check_attempt(&key)?;
+            still?;
             if over {
                 return Ok(Gathered(said));
             }

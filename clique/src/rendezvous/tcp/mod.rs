@@ -25,7 +25,7 @@ use crate::rendezvous::{Gathered, Post, Rendezvous, Round, check_message, end_of
 use server::Server;
 
 /// How much later than its limit a gather may learn what has come until then. Then the store has not answered.
-const ANSWER_MARGIN: Duration = Duration::from_millis(60);
+const ANSWER_MARGIN: Duration = Duration::from_millis(90);
 /// How long to wait before the next try to connect to a store that is not there yet.
 const RETRY: Duration = Duration::from_millis(5);
 /// How long dropping participant 0 waits for the others to have gone.
