@@ -13,16 +13,16 @@ use crate::stats::median;
 /// Bytes of a put.
 const SIZES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 32 << 20, 256 << 20];
 
-/// Bytes of a window, if a put or two are not longer, and the puts that it has at most: what a channel has under way.
-const WINDOW_BYTES: u64 = 256 << 20;
+/// Bytes of a window, and the puts that it has at most: what a channel has under way.
+const WINDOW_BYTES: u64 = 1 << 30;
 const WINDOW_PUTS: u64 = 128;
 
 /// Windows of a run; the first does not count.
-const WINDOWS: u64 = 4;
+const WINDOWS: u64 = 3;
 
 /// Puts of a window.
 fn puts(size_bytes: u64) -> u64 {
-    (WINDOW_BYTES / size_bytes).clamp(2, WINDOW_PUTS)
+    (WINDOW_BYTES / size_bytes).min(WINDOW_PUTS)
 }
 
 /// One size: each run's bandwidth with the reference's beside it.

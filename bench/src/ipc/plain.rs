@@ -126,7 +126,7 @@ fn serve(mine: &Plain, theirs: &Plain, size_bytes: u64, ended: &AtomicBool) -> R
 
 /// GB/s of copies in a loop: a window of so many, each where a put of the transport's window lands.
 pub fn copies(gpus: &Gpus, size_bytes: u64, count: u64, both_ways: bool) -> Result<f64, Failure> {
-    const WINDOWS: u64 = 4;
+    const WINDOWS: u64 = 3;
     let name = format!("{NAME} plain copies, {size_bytes} bytes");
     let failed = |source| Failure::gpu(&name, source);
     let both = sides(gpus, WordPlace::Pinned, size_bytes * count).map_err(failed)?;
