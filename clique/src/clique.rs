@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 
 use crate::CliqueError;
@@ -151,7 +152,12 @@ impl Clique {
         let answer = life.owner.post(move |desk: &mut Desk| destroy(desk, &named, deadline));
         let result = match answer.recv_timeout(deadline.left()) {
             Ok(result) => result,
-            Err(_) => Err(Fault::new(None, format!("closing was not done within {within:?}"))),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Fault::new(None, format!("closing was not done within {within:?}")))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Fault::new(None, "the owner's thread lost what it was to do"))
+            }
         };
         let destroy = start.elapsed();
         if let Err(fault) = result {
