@@ -1,5 +1,7 @@
 //! The port contract on real devices: one GPU or two, one process or two. What the machine lacks is waived.
 
+#[path = "support/peer.rs"]
+mod peer;
 mod support;
 
 use std::io::Write;
@@ -56,6 +58,30 @@ fn between_two_processes(test: &str, ordinals: [u32; 2], setup: Setup) {
         return;
     }
     support::run(&TwoProcesses::start(test, "child", setup, context, None), WAIVED);
+}
+
+/// A peer on the same device is killed in the middle of puts; the port says so, and the process goes on.
+fn with_a_killed_peer(test: &str, legacy: bool) {
+    let Some(driver) = devices(test, 1) else { return };
+    if support::child().is_some() {
+        peer::child(&driver, 0);
+    }
+    let context = Context::new(&driver, 0).unwrap();
+    for _ in 0..3 {
+        peer::killed_in_the_middle_of_a_put(test, "child", &context, legacy, |_| ());
+    }
+    let contexts = [context.clone(), context];
+    support::run(&OneProcess { setup: DESCRIPTORS, beside: true, contexts, spoil: None }, WAIVED);
+}
+
+#[test]
+fn one_gpu_peer_is_killed_descriptors() {
+    with_a_killed_peer("one_gpu_peer_is_killed_descriptors", false);
+}
+
+#[test]
+fn one_gpu_peer_is_killed_legacy() {
+    with_a_killed_peer("one_gpu_peer_is_killed_legacy", true);
 }
 
 fn exports_fabric_handles(context: &Context) -> bool {

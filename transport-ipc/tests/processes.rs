@@ -2,140 +2,34 @@
 
 #[path = "../../fifo/tests/libcuda/mod.rs"]
 mod libcuda;
+#[path = "support/peer.rs"]
+mod peer;
 mod support;
 #[path = "support/wire.rs"]
 mod wire;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use portway_fifo::cuda::{Context, Driver, Kind};
+use peer::Peer;
+use portway_fifo::cuda::{Driver, Kind};
 use portway_proxy::TransportError;
-use portway_proxy::transport::{Binding, Lane, Op, Put, Transport};
+use portway_proxy::transport::Transport;
 use portway_transport_ipc::{Config, Error, Ipc};
-use support::Other;
 use wire::{Machine, PATIENCE, wait_until};
-
-/// Bytes as a line of text, and back.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let text = text.trim().as_bytes();
-    text.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
-}
-
-const LEN_BYTES: u64 = 1 << 20;
-
-/// The child: exports a memory of each kind, a word and an endpoint, a line each, and connects to the endpoint that it
-/// reads. Then it waits to be killed.
-fn child(path: &str) -> ! {
-    let driver = Driver::open(path).unwrap();
-    let context = Context::new(&driver, 1).unwrap();
-    let ipc = Ipc::open(&context, Config::default()).unwrap();
-    let mut out = std::io::stderr();
-    let mut kept = Vec::new();
-    for kind in [Kind::Vmm, Kind::Legacy] {
-        let memory = ipc.register(&context.allocate(kind, LEN_BYTES).unwrap()).unwrap();
-        writeln!(out, "{}", hex(&ipc.export(&memory).unwrap())).unwrap();
-        kept.push(memory);
-    }
-    let word = ipc.signal_word().unwrap();
-    writeln!(out, "{}", hex(&ipc.export(&word).unwrap())).unwrap();
-    let (endpoint, bytes) = ipc.endpoint().unwrap();
-    writeln!(out, "{}", hex(&bytes)).unwrap();
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    if line.is_empty() {
-        std::process::exit(0);
-    }
-    let _port = endpoint.connect(&unhex(&line), PATIENCE).unwrap();
-    writeln!(out, "connected").unwrap();
-    // The end of its input is the end of the test; it is killed before.
-    let _ = std::io::stdin().read_line(&mut line);
-    std::process::exit(0);
-}
-
-struct Peer {
-    other: Other,
-    lines: BufReader<std::process::ChildStderr>,
-    vmm: Vec<u8>,
-    legacy: Vec<u8>,
-    word: Vec<u8>,
-    endpoint: Vec<u8>,
-}
-
-impl Peer {
-    fn start(test: &str, machine: &Machine) -> Self {
-        let mut other = Other::start(test, machine.standin.path());
-        let mut lines = BufReader::new(other.0.stderr.take().unwrap());
-        let mut next = || unhex(&next_line(&mut lines));
-        let [vmm, legacy, word, endpoint] = [next(), next(), next(), next()];
-        Peer { other, lines, vmm, legacy, word, endpoint }
-    }
-
-    fn kill(&mut self) {
-        self.other.0.kill().unwrap();
-        self.other.0.wait().unwrap();
-    }
-}
-
-fn next_line(lines: &mut impl BufRead) -> String {
-    let mut line = String::new();
-    lines.read_line(&mut line).unwrap();
-    line
-}
-
-fn put(lane: Lane, sequence: u64) -> Op {
-    let put = Put { source_offset_bytes: 0, destination_offset_bytes: 0, len_bytes: LEN_BYTES };
-    Op { lane, sequence, put: Some(put), signal: Some(sequence + 1), flush: true }
-}
 
 #[test]
 fn a_peer_that_is_killed_in_the_middle_of_a_put_ends_the_port_by_name() {
     if let Some(path) = support::child() {
-        child(&path);
+        peer::child(&Driver::open(&path).unwrap(), 1);
     }
     let machine = Machine::new();
-    let ipc = Ipc::open(&machine.contexts[0], Config::default()).unwrap();
     let name = "a_peer_that_is_killed_in_the_middle_of_a_put_ends_the_port_by_name";
-    for paused in [false, true] {
-        let mut peer = Peer::start(name, &machine);
-        let (endpoint, bytes) = ipc.endpoint().unwrap();
-        writeln!(peer.other.0.stdin.as_mut().unwrap(), "{}", hex(&bytes)).unwrap();
-        let mut port = endpoint.connect(&peer.endpoint, PATIENCE).unwrap();
-        assert_eq!(next_line(&mut peer.lines), "connected\n");
-        let source = ipc.register(&machine.contexts[0].allocate(Kind::Vmm, LEN_BYTES).unwrap()).unwrap();
-        let [destination, signal] = [&peer.vmm, &peer.word].map(|bytes| ipc.import(bytes).unwrap());
-        let binding = Binding { source: source.id, destination: destination.id, signal: signal.id };
-        let lane = port.bind(&binding).unwrap();
-        port.submit(&put(lane, 0)).unwrap();
-        port.kick().unwrap();
-        wait_until("a put", || wire::poll(&mut *port).unwrap(), |done| *done == 1);
-        machine.standin.set("paused", paused.into());
-        let start = Instant::now();
-        for sequence in 1..=20 {
-            port.submit(&put(lane, sequence)).unwrap();
-        }
-        port.kick().unwrap();
-        peer.kill();
-        let error = wait_until("the port's error", || wire::poll(&mut *port).err(), Option::is_some).unwrap();
-        match &error {
-            TransportError::Remote { peer: name, .. } => {
-                let process = format!("process {} ", peer.other.0.id());
-                assert!(name.contains(&process) && name.contains("has ended"), "{name}");
-            }
-            other => panic!("{other:?}"),
-        }
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        machine.standin.set("paused", 0);
-        wire::close(&mut *port);
-        for remote in [&destination, &signal] {
-            ipc.forget(remote).unwrap();
-        }
+    for (paused, legacy) in [(false, false), (true, false), (false, true)] {
+        let hold = |hold: bool| machine.standin.set("paused", (paused && hold).into());
+        peer::killed_in_the_middle_of_a_put(name, machine.standin.path(), &machine.contexts[0], legacy, hold);
         // The process goes on.
         let transports = machine.transports(Config::default());
         let mut fresh = machine.wire(&transports);
@@ -147,11 +41,11 @@ fn a_peer_that_is_killed_in_the_middle_of_a_put_ends_the_port_by_name() {
 #[test]
 fn handles_of_a_dead_process_are_named() {
     if let Some(path) = support::child() {
-        child(&path);
+        peer::child(&Driver::open(&path).unwrap(), 1);
     }
     let machine = Machine::new();
     let ipc = Ipc::open(&machine.contexts[0], Config::default()).unwrap();
-    let mut peer = Peer::start("handles_of_a_dead_process_are_named", &machine);
+    let mut peer = Peer::start("handles_of_a_dead_process_are_named", machine.standin.path());
     peer.kill();
     let gone = |error: TransportError| match error {
         TransportError::Remote { peer, .. } => assert!(peer.contains("its process has ended"), "{peer}"),
