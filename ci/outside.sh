@@ -34,7 +34,14 @@ grep -E '^two_processes: ok' "$target/outside.log" || fail "the suite did not ru
 echo "outside: shm-transport: ok, $lines lines of code pass the conformance suite in one process and between two"
 
 # run EXAMPLE: what it prints, which it must do within a minute.
-run() { timeout 60 cargo run --quiet --package "$1" 2>&1 | sed "s/^/outside: $1: /"; }
+run() { timeout 60 "$target/debug/$1" 2>&1 | sed "s/^/outside: $1: /" || fail "$1"; }
+cargo build --quiet
 run own-triggers
 run portway-example-nvcc
 run portway-example-nvrtc
+run collectives
+
+# rxe: the same ring over soft-RoCE of a real kernel, in a virtual machine.
+if [ "${1:-}" = rxe ]; then
+    RXE_VM_SUITE=${RXE_VM_SUITE:-testing} "$OLDPWD/ci/rxe-vm" --timeout 300 -- "$target/debug/collectives" ib rxe0 rxe1
+fi

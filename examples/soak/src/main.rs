@@ -1,0 +1,146 @@
+//! Random puts, signals, flushes, aborts, failures and restarts, for as long as one likes:
+//!
+//! ```text
+//! soak run SECONDS SEED                       over loopback
+//! soak run SECONDS SEED ib DEVICE DEVICE      over verbs
+//! soak replay SEED EPISODE [ib ...]           one episode again, as often as it takes to see it fail: 100 times at most
+//! soak leak SECONDS SEED memory|threads|descriptors      the control: what leaks on purpose is found out
+//! ```
+//!
+//! What an episode does follows from the seed and its number alone; only the interleaving of its threads does not. After
+//! each, all memory can be released and all threads are gone; over the whole run memory, threads and descriptors of
+//! this process stay flat.
+
+mod episode;
+mod flat;
+mod plan;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use flat::Flat;
+use plan::Plan;
+use portway_proxy::{Loopback, Transport, loopback};
+use portway_transport_ib::{self as ib, Ib};
+
+/// What to run over.
+enum Over {
+    Loopback,
+    Ib([String; 2]),
+}
+
+impl Over {
+    fn parse(arguments: &[&str]) -> Result<Over, Box<dyn Error>> {
+        match *arguments {
+            [] => Ok(Over::Loopback),
+            ["ib", a, b] => Ok(Over::Ib([a.into(), b.into()])),
+            _ => Err(format!("no transport {arguments:?}: nothing, or ib and two devices").into()),
+        }
+    }
+
+    fn plan(&self, seed: u64, episode: u64) -> Plan {
+        Plan::draw(seed, episode, matches!(self, Over::Loopback))
+    }
+
+    /// Runs an episode on transports of its own: they start anew each time too.
+    fn run(&self, plan: &Plan) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let pair: [Box<dyn Transport>; 2] = match self {
+            Over::Loopback => {
+                let whole = Loopback::new(loopback::Config { depth: 16, ..Default::default() })?;
+                [Box::new(whole.with_faults(plan.faults)), Box::new(whole)]
+            }
+            Over::Ib(devices) => {
+                let open = |device: &String| {
+                    Ib::open(ib::Config { device: Some(device.clone()), ..ib::Config::default() })
+                };
+                [Box::new(open(&devices[0])?), Box::new(open(&devices[1])?)]
+            }
+        };
+        episode::run(plan, [&*pair[0], &*pair[1]])
+    }
+}
+
+/// What the control leaks an episode.
+#[derive(Clone, Copy)]
+enum Leak {
+    Nothing,
+    Memory,
+    Threads,
+    Descriptors,
+}
+
+impl Leak {
+    fn leak(self) -> Result<(), Box<dyn Error>> {
+        match self {
+            Leak::Nothing => {}
+            Leak::Memory => drop(vec![1u8; 64 << 10].leak()),
+            // For a minute: longer than the control runs, and not without end.
+            Leak::Threads => drop(std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)))),
+            Leak::Descriptors => core::mem::forget(File::open("/dev/null")?),
+        }
+        Ok(())
+    }
+}
+
+fn run(seconds: u64, seed: u64, over: &Over, leak: Leak) -> Result<(), Box<dyn Error>> {
+    let time = Duration::from_secs(seconds);
+    let (started, mut episodes, mut flat) = (Instant::now(), 0, Flat::default());
+    let mut endings = BTreeMap::new();
+    while started.elapsed() < time {
+        let plan = over.plan(seed, episodes);
+        if let Err(error) = over.run(&plan) {
+            return Err(format!("seed {seed}, episode {episodes} ({:?}): {error}", plan.ending).into());
+        }
+        leak.leak()?;
+        *endings.entry(format!("{:?}", plan.ending)).or_insert(0) += 1;
+        episodes += 1;
+        flat.note(started.elapsed().as_secs_f64() / time.as_secs_f64())?;
+    }
+    let last = flat.check().map_err(|error| format!("not flat after {episodes} episodes: {error}"))?;
+    println!(
+        "soak: ok, {episodes} episodes in {seconds} s with seed {seed}, {endings:?}; at the end {last:?}"
+    );
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["run", seconds, seed, ref over @ ..] => {
+            run(seconds.parse()?, seed.parse()?, &Over::parse(over)?, Leak::Nothing)
+        }
+        ["replay", seed, episode, ref over @ ..] => {
+            let over = Over::parse(over)?;
+            let plan = over.plan(seed.parse()?, episode.parse()?);
+            println!("{plan:?}");
+            for time in 0..100 {
+                over.run(&plan).map_err(|error| format!("at time {time}: {error}"))?;
+            }
+            println!("soak: ok, 100 times");
+            Ok(())
+        }
+        ["leak", seconds, seed, what] => {
+            let leak = match what {
+                "memory" => Leak::Memory,
+                "threads" => Leak::Threads,
+                "descriptors" => Leak::Descriptors,
+                _ => return Err(format!("no leak of {what}").into()),
+            };
+            match run(seconds.parse()?, seed.parse()?, &Over::Loopback, leak) {
+                Err(error) if error.to_string().starts_with("not flat") => {
+                    println!("soak: a leak of {what} is found: {error}");
+                    Ok(())
+                }
+                Err(error) => Err(error),
+                Ok(()) => Err(format!("a leak of {what} was not found").into()),
+            }
+        }
+        _ => Err(
+            "usage: soak run SECONDS SEED [ib A B] | replay SEED EPISODE [ib A B] | leak SECONDS SEED WHAT"
+                .into(),
+        ),
+    }
+}
