@@ -85,7 +85,7 @@ pub(crate) struct Link {
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) _source: Held,
-    pub(crate) _destination: HeldRemote,
+    pub(crate) destination: HeldRemote,
     pub(crate) _signal: HeldRemote,
 }
 

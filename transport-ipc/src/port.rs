@@ -98,10 +98,11 @@ impl StallWatch {
 
 impl fmt::Debug for IpcPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lanes = self.bound.iter().flatten().map(|bound| &bound.destination.remote.description);
         f.debug_struct("IpcPort")
             .field("peer", &self.peer)
             .field("failed", &self.failed)
-            .field("lanes", &self.lanes.len())
+            .field("lanes", &lanes.collect::<Vec<_>>())
             .field("under_way", &self.pending.len())
             .finish_non_exhaustive()
     }
@@ -247,7 +248,7 @@ impl Port for IpcPort {
         let lane = Lane(self.lanes.len() as u32);
         self.lanes.push(bindings);
         if let Some(bound) = &mut self.bound {
-            bound.push(Bound { _source: source, _destination: destination, _signal: signal });
+            bound.push(Bound { _source: source, destination, _signal: signal });
         }
         Ok(lane)
     }

@@ -163,6 +163,7 @@ fn every_physical_piece_is_exported() {
             portway_proxy::transport::Put { source_offset_bytes: 0, destination_offset_bytes: 0, len_bytes };
         let op =
             portway_proxy::transport::Op { lane, sequence: 0, put: Some(put), signal: None, flush: true };
+        assert!(format!("{port:?}").contains("way: Descriptor"), "{port:?}");
         port.submit(&op).unwrap();
         port.kick().unwrap();
         wire::wait_until("the put", || wire::poll(&mut *port).unwrap(), |done| *done == 1);
