@@ -24,8 +24,10 @@ use crate::rendezvous::{Gathered, Post, Rendezvous, Round, check_message, end_of
 
 use server::Server;
 
-/// How much later than its limit a gather may learn what has come until then. Then the store has not answered.
-const ANSWER_MARGIN: Duration = Duration::from_millis(90);
+/// How much later than its limit a gather may learn what has come until then.
+const ANSWER_MARGIN: Duration = Duration::from_millis(70);
+/// How long before its limit a gather asks, at most, what has come until then.
+const EARLY: Duration = Duration::from_millis(200);
 /// How long to wait before the next try to connect to a store that is not there yet.
 const RETRY: Duration = Duration::from_millis(5);
 /// How long dropping participant 0 waits for the others to have gone.
@@ -219,6 +221,24 @@ impl Tcp {
         }
     }
 
+    /// What the store says of a round after a while, or at once if it is complete or has failed.
+    fn gather_once(&self, key: &Key, within: Duration, end: Instant) -> Result<Gathered, CliqueError> {
+        let frame = Frame::Gather { key: key.clone(), within };
+        let said = match self.request(&frame, end + ANSWER_MARGIN, &format!("gather of {key}"))? {
+            Frame::Gathered(said) if said.len() == self.member.participants as usize => said,
+            other => return Err(self.unexpected("what everybody said", &other)),
+        };
+        let mut whereabouts = lock(&self.whereabouts);
+        let said = said.into_iter().zip(0..).map(|(said, participant)| match said {
+            Ok(post) => Some(post),
+            Err(text) => {
+                whereabouts.insert(participant, text);
+                None
+            }
+        });
+        Ok(Gathered(said.collect()))
+    }
+
     /// One request, over a connection that nobody else uses meanwhile.
     fn request(&self, frame: &Frame, end: Instant, doing: &str) -> Result<Frame, CliqueError> {
         let idle = lock(&self.idle).pop();
@@ -254,23 +274,22 @@ impl Rendezvous for Tcp {
         }
     }
 
+    /// Asks shortly before the limit, and again at the limit. So a store that is late with its last answer, on a busy
+    /// machine, is told from one that does not answer.
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
         let key = Key::from(round);
-        let doing = format!("gather of {key}");
         let end = end_of(within);
-        let said = match self.request(&Frame::Gather { key, within }, end + ANSWER_MARGIN, &doing)? {
-            Frame::Gathered(said) if said.len() == self.member.participants as usize => said,
-            other => return Err(self.unexpected("what everybody said", &other)),
-        };
-        let mut whereabouts = lock(&self.whereabouts);
-        let said = said.into_iter().zip(0..).map(|(said, participant)| match said {
-            Ok(post) => Some(post),
-            Err(text) => {
-                whereabouts.insert(participant, text);
-                None
-            }
-        });
-        Ok(Gathered(said.collect()))
+        let first = self.gather_once(&key, within - EARLY.min(within / 4), end)?;
+        let is_last = within.is_zero()
+            || first.0.iter().all(Option::is_some)
+            || first.0.iter().any(|said| matches!(said, Some(Post::Failed(_))));
+        if is_last {
+            return Ok(first);
+        }
+        match self.gather_once(&key, end.saturating_duration_since(Instant::now()), end) {
+            Err(CliqueError::Timeout { .. }) => Ok(first),
+            other => other,
+        }
     }
 
     fn whereabouts(&self, participant: u32) -> Option<String> {
