@@ -285,7 +285,10 @@ fn bad_arguments_are_refused_and_nothing_happens() {
         assert_eq!(device.push(&handle, [1, 2], timeout_ns).status, invalid);
         assert_eq!(device.push_batch(&handle, &[[1, 2]], timeout_ns).status, invalid);
         assert_eq!(device.sync(&handle, 0, timeout_ns), invalid);
+        assert_eq!(device.wait(&handle, 5, timeout_ns), invalid, "although the tail is there");
     }
+    assert_eq!(device.wait(&handle, 5, max_ns), status::OK);
+    assert_eq!(device.wait(&handle, 6, 0), status::TIMEOUT);
 
     assert_eq!(handle.head(), 5, "refused calls took positions");
     assert_eq!(consumer.drain(9, |_, _| ()), 0);

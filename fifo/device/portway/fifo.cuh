@@ -67,7 +67,7 @@ struct Pushed {
 PORTWAY_FN bool reached(u64 counter, u64 target) { return static_cast<long long>(counter - target) >= 0; }
 
 struct Waited {
-  Status status; // kOk, kTimeout, or kAborted when the gate is not 0
+  Status status; // kOk, kTimeout, kAborted when the gate is not 0, or kInvalid
   u64 gate;
 };
 
@@ -148,8 +148,9 @@ PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, Pair copy, 
 // `flushed` may be null; otherwise it is a second copy that somebody else keeps fresh.
 //
 // The word wins over the stop word and over the clock: before a wait gives up it looks at the word itself. A timeout of
-// zero is one look.
+// zero is one look, one over kMaxTimeoutNs is kInvalid.
 PORTWAY_WAIT_FN Waited wait(WatchHandle watch, const u64 *flushed, u64 target, u64 timeout_ns) {
+  if (timeout_ns > kMaxTimeoutNs) return {Status::kInvalid, 0};
   return detail::wait(watch, flushed, platform::load_pair_acquire_device(watch.seen), target, timeout_ns, [] {});
 }
 

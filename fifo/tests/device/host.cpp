@@ -192,6 +192,10 @@ u64 portway_test_sync(const FifoHandle *fifo, u64 position, u64 timeout_ns) {
   return static_cast<u64>(sync(*fifo, position, timeout_ns));
 }
 
+u64 portway_test_wait(const FifoHandle *fifo, u64 position, u64 timeout_ns) {
+  return static_cast<u64>(wait(fifo->tail, fifo->flushed, position, timeout_ns).status);
+}
+
 // Starts the producers of `plan`. Every one of their calls has the handle's timeout, so all of them end.
 Crew *portway_test_start(const FifoHandle *fifo, const Plan *plan) {
   auto crew = std::make_unique<Crew>();

@@ -111,6 +111,7 @@ calls! {
     push: "portway_test_push", fn(*const FifoHandle, *const u64, u64) -> Outcome;
     push_batch: "portway_test_push_batch", fn(*const FifoHandle, *const u64, u64, u64) -> Outcome;
     sync: "portway_test_sync", fn(*const FifoHandle, u64, u64) -> u64;
+    wait: "portway_test_wait", fn(*const FifoHandle, u64, u64) -> u64;
     start: "portway_test_start", fn(*const FifoHandle, *const Plan) -> *mut Threads;
     done: "portway_test_done", fn(*const Threads) -> u64;
     join: "portway_test_join", fn(*mut Threads, *mut Report);
@@ -252,6 +253,12 @@ impl Device {
     pub fn sync(&self, handle: &Handle, position: u64, timeout_ns: u64) -> u64 {
         // SAFETY: as in `push`.
         unsafe { (self.calls.sync)(&handle.raw, position, timeout_ns) }
+    }
+
+    /// `portway::wait` for the tail to have reached `position`; its status.
+    pub fn wait(&self, handle: &Handle, position: u64, timeout_ns: u64) -> u64 {
+        // SAFETY: as in `push`.
+        unsafe { (self.calls.wait)(&handle.raw, position, timeout_ns) }
     }
 
     /// Starts producers.
