@@ -379,6 +379,44 @@ fn push_and_consume(device: &Device, kernel: &Function, blocks: u32, threads: u3
     assert!(consumer.peek().is_none(), "{case}: one too many");
 }
 
+/// Lanes of a warp that wait for room in FIFOs of their own: each goes on when its own consumer does, whatever the
+/// others wait for.
+#[test]
+fn lanes_in_different_fifos_do_not_wait_for_each_other() {
+    let device = device_or_return!("lanes_in_different_fifos_do_not_wait_for_each_other");
+    const LANES: u64 = 32;
+    const SLOTS: u64 = 64;
+    let (fifos, mut consumers): (Vec<_>, Vec<_>) =
+        (0..LANES).map(|_| fifo(&device, SLOTS, KERNEL_TIMEOUT)).unzip();
+    let handles: Vec<_> = fifos.iter().map(Fifo::handle).collect();
+    let handles_len = size_of_val(handles.as_slice()) as u64;
+    let (memory, left) = (device.context.device_memory(handles_len).unwrap(), device.words(LANES));
+    memory.write(0, bytemuck::cast_slice(&handles)).unwrap();
+    let tally = Tally::new(&device);
+    let parameters: [u64; 4] = [memory.address(), SLOTS + 1, left.region().address(), tally.address()];
+    let kernel = device.kernel("push_apart");
+    // SAFETY: the kernel takes these parameters, and its memory lives until the stream is done.
+    unsafe {
+        kernel.launch(&device.stream, [1; 3], [LANES as u32, 1, 1], 0, &parameters.each_ref().map(bytes_of))
+    }
+    .unwrap();
+    wait_until("full rings", || tally.read().0, |&done| done == LANES * SLOTS);
+    // From the last lane on, so that a lane which needs an earlier one's end would have to wait for a timeout.
+    for (lane, consumer) in consumers.iter_mut().enumerate().rev() {
+        let start = Instant::now();
+        assert_eq!(consumer.drain(SLOTS as usize, |_, _| {}), SLOTS as usize, "lane {lane}");
+        wait_until("the trigger that had no room", || consumer.drain(1, |_, _| {}), |&n| n == 1);
+        let stored = start.elapsed();
+        wait_until("the end of the call", || left[lane].load(Ordering::Acquire), |&word| word == 1);
+        let took = start.elapsed();
+        let limit = Duration::from_secs(1);
+        assert!(took < limit, "lane {lane} had stored after {stored:?} and was back after {took:?}");
+    }
+    device.stream.wait(PATIENCE).unwrap();
+    assert_eq!(tally.read(), (LANES * (SLOTS + 1), 0, vec![0]));
+    device.end();
+}
+
 /// The control of the tests above: without a consumer a push times out, and says so on both sides.
 #[test]
 fn without_a_consumer_a_push_times_out() {

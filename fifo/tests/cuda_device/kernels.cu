@@ -86,6 +86,13 @@ extern "C" __global__ void push_divergent(FifoHandle fifo, u64 n, u64 *payload, 
   if (last.status == Status::kOk) count(tally, sync(fifo, last.position));
 }
 
+// Each thread pushes `n` triggers into a FIFO of its own, and says so when it is out of the last call.
+extern "C" __global__ void push_apart(const FifoHandle *fifos, u64 n, u64 *left, Tally *tally) {
+  const FifoHandle fifo = fifos[self()];
+  for (u64 i = 0; i < n; i++) count(tally, push(fifo, Trigger{{self(), i}}).status);
+  platform::store_release_system(left + self(), 1);
+}
+
 // Pushes until a push fails, at most `n` times.
 extern "C" __global__ void push_until_it_fails(FifoHandle fifo, u64 n, Tally *tally) {
   for (u64 i = 0; i < n; i++) {
