@@ -13,7 +13,7 @@ use crate::failure::Fault;
 use crate::group::{self, Plan, Up};
 use crate::id::{IdPlan, UniqueIds};
 use crate::joint::Joint;
-use crate::life::{ABORT_GRACE, Life};
+use crate::life::{ABORT_GRACE, Life, TELL_GRACE};
 use crate::message::{Hello, IdMessage, Local, Note};
 use crate::rendezvous::{Post, Rendezvous};
 use crate::report::Durations;
@@ -259,7 +259,7 @@ impl Run {
     fn init(&mut self, plan: &Plan, agreement: &Agreement, ids: UniqueIds) -> Result<Up, CliqueError> {
         let start = Instant::now();
         // Posted before the library is called, so that its gaps tell who never came so far.
-        let begun = self.life.rounds.post(BEGUN, Post::Ok(Vec::new()));
+        let begun = self.life.rounds.post(BEGUN, Post::Ok(Vec::new()), self.deadline);
         begun.map_err(|error| self.fail_locally(&error))?;
         let (config, own) = (self.builder.config.clone(), plan.clone());
         let part = Box::new(move |desk: &mut _, until| group::init(desk, &own, ids, &config, until));
@@ -271,7 +271,7 @@ impl Run {
         self.durations.initialisation = done.own_done - start;
         self.durations.barrier = done.own_done.elapsed();
         // Everybody has posted to it, so this only lets the rendezvous forget the round.
-        let _ = self.life.rounds.hear(BEGUN, self.deadline.left());
+        let _ = self.life.rounds.hear_so_far(BEGUN, self.deadline);
         done.results.into_iter().next().ok_or_else(|| self.life.ended())
     }
 
@@ -377,7 +377,8 @@ impl Run {
     /// This participant failed before it said anything in a round: it says why.
     fn tell(&mut self, round: &'static str, note: Note) -> CliqueError {
         // Where the others cannot be told their own deadlines end their waits.
-        let _ = self.life.rounds.post(round, Post::Failed(note.encode()));
+        let until = self.deadline.later(Deadline::after(TELL_GRACE));
+        let _ = self.life.rounds.post(round, Post::Failed(note.encode()), until);
         self.fail(note)
     }
 

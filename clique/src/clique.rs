@@ -177,7 +177,7 @@ impl Clique {
     /// Says that this participant has closed, and waits for the others.
     fn close_with_others(&self, deadline: Deadline) -> Result<bool, CliqueError> {
         let rounds = &self.team.life.rounds;
-        rounds.post_life(Post::Ok(Vec::new()))?;
+        rounds.post_life(Post::Ok(Vec::new()), deadline)?;
         match rounds.hear_life(deadline.left())? {
             Heard::All(_) => Ok(true),
             Heard::Missing(missing) => Ok(missing.is_empty()),

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::CliqueError;
 use crate::failure::Fault;
-use crate::life::{ABORT_GRACE, ABORT_WITHIN, Life};
+use crate::life::{ABORT_GRACE, ABORT_WITHIN, Life, TELL_GRACE};
 use crate::message::Note;
 use crate::owner::{Desk, spawn};
 use crate::rendezvous::Post;
@@ -112,8 +112,8 @@ impl Joint<'_> {
                     return Err(self.tell(note_of(&error, self.phase, self.process)));
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    let fault = Fault::new(None, "the rendezvous did not return by the deadline");
-                    return Err(self.tell(fault.note(self.phase, self.process)));
+                    // The rendezvous has not returned, so it is not known who did not end.
+                    return Err(self.missing(&[], own_done.is_some()));
                 }
             }
         }
@@ -131,23 +131,26 @@ impl Joint<'_> {
 
     /// Says that the own part is done.
     fn say(&self) -> Result<Option<Instant>, Note> {
-        let said = self.rounds.post(self.round, Post::Ok(Vec::new()));
+        let said = self.rounds.post(self.round, Post::Ok(Vec::new()), self.deadline);
         said.map(|()| Some(Instant::now())).map_err(|error| note_of(&error, self.phase, self.process))
     }
 
     /// Says that the own part failed.
     fn tell(&self, note: Note) -> Note {
         // Where the others cannot be told their own deadlines end their waits.
-        if self.rounds.post(self.round, Post::Failed(note.encode())).is_err() {
+        let until = self.deadline.later(Deadline::after(TELL_GRACE));
+        let refused = self.rounds.post(self.round, Post::Failed(note.encode()), until);
+        if refused.is_err_and(|error| !matches!(error, CliqueError::Timeout { .. })) {
             // It has said already that it is done.
-            let _ = self.rounds.post(self.next, Post::Failed(note.encode()));
+            let _ = self.rounds.post(self.next, Post::Failed(note.encode()), until);
         }
         note
     }
 
     /// The time is over. Who never began is missing; if all have begun, who did not end is.
     fn missing(&self, silent: &[u32], own_is_done: bool) -> Note {
-        let begun = self.begun.and_then(|round| self.rounds.hear(round, core::time::Duration::ZERO).ok());
+        let soon = Deadline::after(TELL_GRACE);
+        let begun = self.begun.and_then(|round| self.rounds.hear_so_far(round, soon));
         let (missing, what) = match begun {
             Some(Heard::Missing(never)) if !never.is_empty() => (never, "did not begin"),
             _ => (silent.to_vec(), "did not end"),

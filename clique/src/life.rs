@@ -21,6 +21,10 @@ use crate::watcher::StopSignal;
 
 /// How long an abort may go on after a deadline before whoever waits is told.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_millis(50);
+/// How long the others are told of a failure after the deadline, if the rendezvous does not take it at once.
+pub(crate) const TELL_GRACE: Duration = Duration::from_millis(20);
+/// The same where no deadline is near.
+pub(crate) const TELL_WITHIN: Duration = Duration::from_millis(200);
 /// How long an abort is waited for where no deadline is near.
 pub(crate) const ABORT_WITHIN: Duration = Duration::from_secs(1);
 
@@ -149,7 +153,7 @@ impl Life {
     /// Tells the other participants that this one has ended.
     pub(crate) fn tell(&self, note: &Note) {
         // They are told once, of the first failure; where they cannot be told, their own deadlines end their waits.
-        let _ = self.rounds.post_life(Post::Failed(note.encode()));
+        let _ = self.rounds.post_life(Post::Failed(note.encode()), Deadline::after(TELL_WITHIN));
     }
 
     /// Waits until its communicators are gone, or in quarantine, if it has ended: another thread may be at it.

@@ -48,8 +48,17 @@ impl Rounds {
         Rounds { clique: format!("{}/{key}", self.clique), ..self.clone() }
     }
 
-    pub(crate) fn post(&self, phase: &'static str, post: Post) -> Result<(), CliqueError> {
-        self.rendezvous.post(&self.round(phase), post)
+    /// Says something. Posting waits for no participant; a store that does not answer is not waited for after `until`.
+    pub(crate) fn post(&self, phase: &'static str, post: Post, until: Deadline) -> Result<(), CliqueError> {
+        let posted = self.apart(move |rounds| rounds.rendezvous.post(&rounds.round(phase), post))?;
+        posted.recv_timeout(until.left()).unwrap_or_else(|_| {
+            Err(CliqueError::Timeout {
+                what: format!("posting {phase:?}"),
+                expected: "the rendezvous to take it".to_owned(),
+                seen: "nothing".to_owned(),
+                waited: until.left(),
+            })
+        })
     }
 
     /// Hears what the participants say in a round.
@@ -65,21 +74,37 @@ impl Rounds {
         }
     }
 
-    /// Says something, and hears the others on a thread of its own, whose answer comes over the channel.
+    /// Says something, and hears the others; their answer comes over the channel.
     pub(crate) fn exchange(
         &self,
         phase: &'static str,
         post: Post,
         until: Deadline,
     ) -> Result<Receiver<Result<Heard, CliqueError>>, CliqueError> {
-        self.post(phase, post)?;
-        let (answer, heard) = sync_channel(1);
+        self.apart(move |rounds| {
+            rounds.rendezvous.post(&rounds.round(phase), post)?;
+            rounds.hear(phase, until.left())
+        })
+    }
+
+    /// Does something on a thread of its own, in case the rendezvous does not keep its limits.
+    fn apart<R: Send + 'static>(
+        &self,
+        body: impl FnOnce(&Rounds) -> R + Send + 'static,
+    ) -> Result<Receiver<R>, CliqueError> {
+        let (answer, result) = sync_channel(1);
         let rounds = self.clone();
-        spawn("clique-listener", move || {
+        spawn("clique-rounds", move || {
             // Whoever asked may have given up.
-            let _ = answer.send(rounds.hear(phase, until.left()));
+            let _ = answer.send(body(&rounds));
         })?;
-        Ok(heard)
+        Ok(result)
+    }
+
+    /// Hears what has been said so far.
+    pub(crate) fn hear_so_far(&self, phase: &'static str, until: Deadline) -> Option<Heard> {
+        let heard = self.apart(move |rounds| rounds.hear(phase, Duration::ZERO)).ok()?;
+        heard.recv_timeout(until.left()).ok()?.ok()
     }
 
     /// A participant, for messages.
@@ -127,8 +152,8 @@ impl Rounds {
     }
 
     /// Posts to the round of failures of a clique that is ready.
-    pub(crate) fn post_life(&self, post: Post) -> Result<(), CliqueError> {
-        if self.who.is_none() { self.post(LIFE, post) } else { Ok(()) }
+    pub(crate) fn post_life(&self, post: Post, until: Deadline) -> Result<(), CliqueError> {
+        if self.who.is_none() { self.post(LIFE, post, until) } else { Ok(()) }
     }
 
     /// Hears whether a participant of a clique that is ready has failed; `Missing` if none has and some go on.

@@ -115,7 +115,7 @@ pub(crate) fn shrink(
     if let Err(error) = &word {
         // Where the others cannot be told their own deadlines end their waits.
         let note = note_of(error, Phase::Ready, &team.life.process);
-        let _ = rounds.post("up", Post::Failed(note.encode()));
+        let _ = rounds.post("up", Post::Failed(note.encode()), deadline);
         word?;
     }
     let parents =
@@ -201,7 +201,7 @@ fn children(
             Err(error) => {
                 let note = note_of(&error, Phase::Ready, &team.life.process);
                 // Where the others cannot be told their own deadlines end their waits.
-                let _ = rounds.post("up", Post::Failed(note.encode()));
+                let _ = rounds.post("up", Post::Failed(note.encode()), deadline);
                 return Err(error);
             }
         }
@@ -226,7 +226,7 @@ fn bring_up(
     let made = made(team, drafts, make, deadline).map_err(|fault| {
         let note = fault.note(Phase::Ready, process);
         // Where the others cannot be told their own deadlines end their waits.
-        let _ = rounds.post("up", Post::Failed(note.encode()));
+        let _ = rounds.post("up", Post::Failed(note.encode()), deadline);
         note
     })?;
     let joint = |round, next| Joint {

@@ -203,7 +203,8 @@ fn a_rank_that_never_began_is_told_from_those_that_wait_for_it() {
         each(PATIENT, items, move |participant, ((builder, place), process)| {
             let place: Arc<dyn Rendezvous> =
                 if participant == 1 { Arc::new(Withholding(place, "begun", flag.clone())) } else { place };
-            let result = builder.bring_up(process, place, SHORT).map(drop).unwrap_err();
+            let within = if participant == 1 { SHORT * 3 } else { SHORT };
+            let result = builder.bring_up(process, place, within).map(drop).unwrap_err();
             // The first one back lets the one go that was stopped.
             flag.store(true, Ordering::Release);
             result
@@ -218,6 +219,64 @@ fn a_rank_that_never_began_is_told_from_those_that_wait_for_it() {
             "{error}"
         );
     }
+}
+
+/// A rendezvous that keeps no limit, in a post or in a gather, at any of the exchanges: the bring-up returns all the same.
+#[test]
+fn a_rendezvous_that_hangs_is_not_waited_for() {
+    #[derive(Debug)]
+    struct Hanging(Arc<InProcess>, &'static str, bool, Arc<AtomicBool>);
+    impl Hanging {
+        fn hang(&self, round: &Round, posts: bool) {
+            if round.phase == self.1 && posts == self.2 {
+                until(PATIENT, "being let go", || self.3.load(Ordering::Acquire));
+            }
+        }
+    }
+    impl Rendezvous for Hanging {
+        fn participant(&self) -> u32 {
+            self.0.participant()
+        }
+        fn participants(&self) -> u32 {
+            self.0.participants()
+        }
+        fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
+            self.hang(round, true);
+            self.0.post(round, post)
+        }
+        fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
+            self.hang(round, false);
+            self.0.gather(round, within)
+        }
+    }
+    let cases: Vec<_> = ["hello", "ids", "begun", "up", "used"]
+        .into_iter()
+        .flat_map(|phase| [(phase, true), (phase, false)])
+        .collect();
+    each(PATIENT, cases, |_, (phase, posts)| {
+        let job = Job::new(&[1, 1]);
+        let let_go = Arc::new(AtomicBool::new(false));
+        let parts: Vec<_> = [0, 1]
+            .map(|one| {
+                (job.builder(one, 0), job.processes[one].clone(), job.places[one].clone(), let_go.clone())
+            })
+            .into_iter()
+            .collect();
+        let results = each(PATIENT, parts, move |one, (builder, process, place, let_go)| {
+            let start = Instant::now();
+            let place: Arc<dyn Rendezvous> =
+                if one == 1 { Arc::new(Hanging(place, phase, posts, let_go)) } else { place };
+            (builder.bring_up(process, place, SHORT).map(drop), start.elapsed())
+        });
+        let_go.store(true, Ordering::Release);
+        // Who has begun is only asked for when something else went wrong; and who has heard that all are done is ready,
+        // whatever the last one to hear it does.
+        let fine = [!posts && ["begun", "used"].contains(&phase), (phase, posts) == ("begun", false)];
+        for ((result, took), fine) in results.iter().zip(fine) {
+            assert!(*took < SHORT + LATE, "{phase}, post {posts}: {took:?}");
+            assert!(result.is_err() || fine, "{phase}, post {posts}");
+        }
+    });
 }
 
 /// Control: when all have begun, those that did not end are named.
