@@ -15,6 +15,8 @@ use portway_clique::backend::{
     Shape, SplitCall, Status,
 };
 use portway_clique::nccl::Nccl;
+use portway_clique::rendezvous::{Hub, Rendezvous};
+use portway_clique::{Clique, FirstUse};
 use portway_fifo::cuda::Driver;
 
 struct Setup {
@@ -227,7 +229,8 @@ fn a_device_that_is_not_there_is_named() {
 fn operations_are_one_group_each_on_its_device() {
     let setup = setup(&[]);
     let comms = setup.pair();
-    let (send, recv, count, data_type) = (0x1000, 0x2000, 8, DataType::F32);
+    let (from, mut to) = ([1u8; 64], [0u8; 128]);
+    let (send, recv, count, data_type) = (from.as_ptr() as u64, to.as_mut_ptr() as u64, 8, DataType::F32);
     let operations = [
         Operation::AllReduce { send, recv, count, data_type, op: ReduceOp::Sum },
         Operation::AllGather { send, recv, count, data_type },
@@ -240,7 +243,7 @@ fn operations_are_one_group_each_on_its_device() {
             comms.iter().map(|comm| Enqueue { comm: *comm, operation: *operation, stream: RawStream(0) })
         })
         .collect();
-    // SAFETY: the stand-in touches no memory.
+    // SAFETY: the memory is long enough, and the stand-in is done with it when it returns.
     assert_eq!(unsafe { setup.backend.enqueue(&calls) }, Status::IN_PROGRESS);
     for function in ["ncclAllReduce", "ncclAllGather", "ncclSend", "ncclRecv"] {
         assert_eq!(setup.nccl.calls(function), 2, "{function}");
@@ -344,4 +347,33 @@ fn workspaces_are_used_again_and_nothing_of_the_device_is_freed() {
     let both = [setup.backend.workspace(1, 4096).unwrap(), setup.backend.workspace(1, 4096).unwrap()];
     assert!(setup.cuda.live() > allocated);
     assert_ne!(both[0].send_address(), both[1].send_address());
+}
+
+/// A whole clique, first use and all, over this backend.
+#[test]
+fn a_clique_comes_up_is_used_and_closed() {
+    let setup = setup(&[]);
+    let meet: Arc<dyn Rendezvous> = Arc::new(Hub::new(1).unwrap().join(0).unwrap());
+    for attempt in 0..3 {
+        let first = FirstUse::default()
+            .all_reduce(DataType::I32, ReduceOp::Sum)
+            .all_gather()
+            .ring(2)
+            .large_bytes(8192);
+        let builder =
+            Clique::builder("over NCCL", 2).attempt(attempt).local(0, 0).local(1, 1).first_use(first);
+        let clique = builder.bring_up(setup.backend.clone(), meet.clone(), PATIENCE).unwrap();
+        assert_eq!(setup.nccl.live(), 2);
+        clique.close(PATIENCE).unwrap();
+        assert_eq!((setup.nccl.live(), setup.backend.live_communicators()), (0, 0));
+    }
+    assert!(setup.nccl.calls("ncclAllReduce") >= 3 * 2 * 2 && setup.nccl.calls("ncclSend") >= 3 * 2);
+    // A rank that fails is in the error, with the library's words, and nothing is left.
+    let began = Instant::now();
+    let builder = Clique::builder("over NCCL", 2).attempt(3).local(0, 0).local(1, 1);
+    setup.nccl.fail("ncclCommInitRankConfig", 2, 3);
+    let error = builder.bring_up(setup.backend.clone(), meet, PATIENCE).unwrap_err().to_string();
+    assert!(error.contains("a failure") && error.contains("internal error"), "{error}");
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    assert_eq!((setup.nccl.live(), setup.backend.live_communicators()), (0, 0));
 }

@@ -182,9 +182,7 @@ impl Backend for Nccl {
     }
 
     unsafe fn state(&self, comm: RawComm) -> Status {
-        let Some(found) = self.comms.find(comm) else {
-            return self.refuse(Status::INVALID_ARGUMENT, "there is no such communicator, or no longer");
-        };
+        let Some(found) = self.comms.find(comm) else { return Status::INVALID_ARGUMENT };
         if let Some(parent) = found.parent {
             // SAFETY: the caller keeps the parent while a child of it is being made.
             let making = unsafe { self.state(parent) };
@@ -400,7 +398,7 @@ impl Backend for Nccl {
         let last = unsafe { (self.table.ncclGetLastError)(handle) };
         // SAFETY: it is a buffer of the library, which always ends in a zero and is 1,024 bytes long.
         let last = unsafe { text(last) };
-        let note = lock(&self.note).clone().filter(|(of, _)| *of == status).map(|(_, why)| why);
+        let note = lock(&self.note).take_if(|(of, _)| *of == status).map(|(_, why)| why);
         let parts = [Some(name), note, Some(last.trim().to_owned())].into_iter().flatten();
         parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
     }

@@ -1,4 +1,15 @@
 //! How the processes of a clique exchange small messages before there is a communicator: [`Rendezvous`].
+//!
+//! | | for | needs |
+//! | --- | --- | --- |
+//! | [`Hub`] | threads of one process | nothing |
+//! | [`Tcp`] | processes, also on several hosts | an address that participant 0 may listen at |
+//! | [`SharedFile`] | processes, also on several hosts | a folder that all of them may write to |
+//!
+//! The last two keep jobs apart by a [`JobToken`], and runs of one job by random numbers, so what an earlier run has left,
+//! a process or a file, is known as such. Every wait has a limit, and what ends one names who was missing:
+//! [`whereabouts`](Rendezvous::whereabouts) says which process that is and whether it has come, left or gone. None of this
+//! keeps out somebody who can read the messages: a rendezvous belongs into a network, or a folder, that the job trusts.
 
 mod board;
 mod file;

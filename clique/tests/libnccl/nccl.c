@@ -214,12 +214,6 @@ EXPORT int ncclGroupStart(void) {
   group_status = SUCCESS;
   return leave(SUCCESS);
 }
-EXPORT int ncclGroupEnd(void) {
-  ENTER(ncclGroupEnd);
-  depth--;
-  return leave(group_status ? group_status : IN_PROGRESS);
-}
-
 static int init(struct comm **out, int size, id_t128 id, int rank, struct config *config, int ids) {
   int on = device();
   seen = (struct config){0};
@@ -318,20 +312,86 @@ ASK(ncclCommCount, size)
 ASK(ncclCommUserRank, rank)
 ASK(ncclCommCuDevice, device)
 
-// Operations: checked and counted, not done.
-static int operation(struct comm *comm, size_t count) {
-  if (!known(comm) || !count) return noted(INVALID_ARGUMENT);
-  return noted(device() == comm->device ? SUCCESS : CUDA_ERROR);
-}
-#define OPERATION(name, ...)                                     \
-  EXPORT int name(__VA_ARGS__) {                                 \
-    (void)stream;                                                \
-    int failed = enter(#name);                                   \
-    if (failed) return noted(failed);                            \
-    return operation(comm, count);                               \
+// Operations: checked and counted, and done at the end of the group if all ranks that take part have called.
+enum { ALL_REDUCE, ALL_GATHER, SEND, RECV };
+static struct operation {
+  int kind;
+  const void *send;
+  void *recv;
+  size_t count;
+  int type, op, peer;
+  struct comm *comm;
+} pending[256];
+static int pending_count;
+static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+
+// The sum of all, of 32-bit integers and single precision; of other types and kinds nothing is made.
+static void all_reduce(struct operation **all, int count) {
+  for (size_t at = 0; at < all[0]->count && !all[0]->op; at++) {
+    int integer = 0;
+    float single = 0;
+    for (int i = 0; i < count; i++) {
+      if (all[0]->type == 2) integer += ((const int *)all[i]->send)[at];
+      if (all[0]->type == 7) single += ((const float *)all[i]->send)[at];
+    }
+    for (int i = 0; i < count; i++) {
+      if (all[0]->type == 2) ((int *)all[i]->recv)[at] = integer;
+      if (all[0]->type == 7) ((float *)all[i]->recv)[at] = single;
+    }
   }
-#pragma GCC diagnostic ignored "-Wunused-parameter"
-OPERATION(ncclAllReduce, const void *send, void *recv, size_t count, int type, int op, struct comm *comm, void *stream)
-OPERATION(ncclAllGather, const void *send, void *recv, size_t count, int type, struct comm *comm, void *stream)
-OPERATION(ncclSend, const void *send, size_t count, int type, int peer, struct comm *comm, void *stream)
-OPERATION(ncclRecv, void *recv, size_t count, int type, int peer, struct comm *comm, void *stream)
+}
+
+static void operate(void) {
+  for (int i = 0; i < pending_count; i++) {
+    struct operation *first = &pending[i], *all[256];
+    int count = 0;
+    for (int j = i; j < pending_count; j++) {
+      if (pending[j].comm && pending[j].kind == first->kind && same(pending[j].comm, first->comm)) all[count++] = &pending[j];
+    }
+    if (!first->comm) continue;
+    size_t bytes = first->count * sizes[first->type];
+    if (first->kind == ALL_REDUCE && count == first->comm->size) all_reduce(all, count);
+    if (first->kind == ALL_GATHER && count == first->comm->size) {
+      for (int to = 0; to < count; to++) {
+        for (int from = 0; from < count; from++) memcpy((char *)all[to]->recv + bytes * (size_t)all[from]->comm->rank, all[from]->send, bytes);
+      }
+    }
+    for (int j = 0; first->kind == SEND && j < pending_count; j++) {
+      struct operation *to = &pending[j];
+      if (to->kind != RECV || !same(to->comm, first->comm) || to->comm->rank != first->peer || to->peer != first->comm->rank) continue;
+      memcpy(to->recv, first->send, bytes);
+      break;
+    }
+    if (first->kind != SEND && first->kind != RECV) {
+      for (int j = 0; j < count; j++) all[j]->comm = NULL;
+    }
+  }
+  pending_count = 0;
+}
+static int operation(int kind, struct operation operation) {
+  operation.kind = kind;
+  if (!known(operation.comm) || !operation.count || pending_count == 256) return noted(INVALID_ARGUMENT);
+  if (device() != operation.comm->device) return noted(CUDA_ERROR);
+  pending[pending_count++] = operation;
+  return noted(SUCCESS);
+}
+#define OPERATION(name, kind, values, ...)                                              \
+  EXPORT int name(__VA_ARGS__) {                                                        \
+    (void)stream;                                                                       \
+    int failed = enter(#name);                                                          \
+    if (failed) return noted(failed);                                                   \
+    return operation(kind, (struct operation)values);                                   \
+  }
+#define VALUES(...) {.count = count, .type = type, .comm = comm, __VA_ARGS__}
+OPERATION(ncclAllReduce, ALL_REDUCE, VALUES(.send = send, .recv = recv, .op = op), const void *send, void *recv, size_t count, int type, int op, struct comm *comm, void *stream)
+OPERATION(ncclAllGather, ALL_GATHER, VALUES(.send = send, .recv = recv), const void *send, void *recv, size_t count, int type, struct comm *comm, void *stream)
+OPERATION(ncclSend, SEND, VALUES(.send = send, .peer = peer), const void *send, size_t count, int type, int peer, struct comm *comm, void *stream)
+OPERATION(ncclRecv, RECV, VALUES(.recv = recv, .peer = peer), void *recv, size_t count, int type, int peer, struct comm *comm, void *stream)
+
+EXPORT int ncclGroupEnd(void) {
+  int failed = enter("ncclGroupEnd");
+  depth--;
+  if (!group_status && !failed) operate();
+  else pending_count = 0;
+  return leave(failed ? failed : group_status ? group_status : IN_PROGRESS);
+}

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::rendezvous::wire::{Hello, Instance, Wrong};
 
 /// The most connections of one participant: how many gathers it may have under way.
-const MAX_CONNECTIONS: u32 = 64;
+const MAX_CONNECTIONS: u32 = 1024;
 
 #[derive(Clone, Debug, Default)]
 struct Seat {

@@ -134,8 +134,9 @@ impl Store {
         }
     }
 
+    /// Takes in some of those who wait to be; the rest is another event.
     fn accept(&mut self) {
-        loop {
+        for _ in 0..EVENTS {
             match self.listener.accept() {
                 Ok((stream, from)) => {
                     let id = self.next;
