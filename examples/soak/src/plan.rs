@@ -75,6 +75,8 @@ pub struct Plan {
     pub slots: u64,
     pub dialogues: Vec<Dialogue>,
     pub faults: Faults,
+    /// Whether ports are quiesced as soon as they are closed.
+    pub quiesces_at_once: bool,
     /// How long the ending lets the dialogues go on.
     pub after_us: u64,
 }
@@ -84,10 +86,10 @@ pub const PLACE_BYTES: u64 = 512;
 pub const MAX_CALLS: u64 = 200;
 
 impl Plan {
-    /// `can_fail`: the transport can be told to fail and to lose.
-    pub fn draw(seed: u64, episode: u64, can_fail: bool) -> Plan {
+    /// `loopback`: the transport can be told to fail and to lose.
+    pub fn draw(seed: u64, episode: u64, loopback: bool) -> Plan {
         let random = &mut Random::new(seed, episode);
-        let ending = match random.below(if can_fail { 10 } else { 7 }) {
+        let ending = match random.below(if loopback { 10 } else { 7 }) {
             0..=3 => Ending::Drained,
             4 => Ending::Aborted,
             5 => Ending::Cancelled,
@@ -113,6 +115,13 @@ impl Plan {
             fail_at: (ending == Ending::Failed).then(|| random.below(60)),
             lose_at: (ending == Ending::Lost).then(|| random.below(60)),
         };
-        Plan { ending, slots: 64 << random.below(3), dialogues, faults, after_us: random.below(3_000) }
+        Plan {
+            ending,
+            slots: 64 << random.below(3),
+            dialogues,
+            faults,
+            quiesces_at_once: loopback,
+            after_us: random.below(3_000),
+        }
     }
 }
