@@ -17,6 +17,7 @@ use port::PortState;
 
 use crate::channel::{self, Line, PortChannel, Slab};
 use crate::error::{ChannelError, Error, TransportError};
+use crate::report::UnderWay;
 use crate::request::{MAX_CHANNELS, MAX_REGION_BYTES};
 use crate::stats::{Board, Counts, Stats};
 use crate::transport::{Binding, LocalMemory, MemoryId, Port, RemoteMemory};
@@ -108,6 +109,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn fifos(&self) -> Vec<Fifo> {
         self.fifos.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// All channels, in the order in which they were added.
+    pub(crate) fn channels(&self) -> Vec<Arc<channel::Shared>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Ends every wait on every FIFO and channel, from whichever thread.
@@ -381,6 +387,16 @@ impl Engine {
     /// What the engine has done so far.
     pub fn stats(&self) -> Stats {
         self.shared.board.stats()
+    }
+
+    /// What every channel has under way, in the order in which they were added.
+    pub(crate) fn by_channel(&self) -> Vec<UnderWay> {
+        let of = |channel: &ChannelState| UnderWay {
+            port: channel.port as usize,
+            in_port: channel.window.in_port(),
+            backlog: channel.window.backlog(),
+        };
+        self.backend.channels.iter().map(of).collect()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -11,6 +11,7 @@ use crate::channel::PortChannel;
 use crate::engine::{self, ChannelConfig, Engine, FifoId, PortId};
 use crate::error::Error;
 use crate::flusher::{FlushStream, Flusher};
+use crate::report::{REPORT_WAIT, Snapshot};
 use crate::stats::Stats;
 use crate::thread::{Idle, Worker, bind_to};
 use crate::transport::Port;
@@ -250,13 +251,28 @@ impl Proxy {
         self.finish(how)
     }
 
+    /// What FIFOs and channels are doing, to be printed. It waits for the engine's thread for
+    /// [`REPORT_WAIT`] at most, and tells what it can without it.
+    pub fn report(&self) -> Snapshot {
+        let under_way = self.call_within(REPORT_WAIT, |engine| engine.by_channel()).ok();
+        Snapshot::new(&self.shared.engine, under_way, self.stats())
+    }
+
     /// Runs `body` on the engine's thread, between two steps, and waits for what it returns.
     fn call<R: Send + 'static>(
         &self,
         body: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, Error> {
+        self.call_within(CALL_TIMEOUT, body)
+    }
+
+    fn call_within<R: Send + 'static>(
+        &self,
+        after: Duration,
+        body: impl FnOnce(&mut Engine) -> R + Send + 'static,
+    ) -> Result<R, Error> {
         let (number, answer) = self.post(body)?;
-        match answer.recv_timeout(CALL_TIMEOUT) {
+        match answer.recv_timeout(after) {
             Ok(result) => Ok(result),
             Err(RecvTimeoutError::Disconnected) => Err(gone()),
             Err(RecvTimeoutError::Timeout) => {
@@ -267,7 +283,7 @@ impl Proxy {
                 };
                 drop(withdrawn);
                 // It may have been carried out in the meantime.
-                answer.try_recv().map_err(|_| Error::Unresponsive { after: CALL_TIMEOUT })
+                answer.try_recv().map_err(|_| Error::Unresponsive { after })
             }
         }
     }

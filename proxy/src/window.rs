@@ -114,7 +114,7 @@ impl Window {
 
     /// Ops that the port has accepted, from the first that is not complete on. Some of them may be.
     #[inline]
-    fn in_port(&self) -> u64 {
+    pub(crate) fn in_port(&self) -> u64 {
         self.sent.wrapping_sub(self.complete)
     }
 
