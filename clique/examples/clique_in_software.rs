@@ -42,8 +42,9 @@ fn work(mut member: Member) -> Result<f32, CliqueError> {
     let mut sum = [0; 4];
     buffers.read(&mut sum)?;
     // Even and odd ranks go on in cliques of their own.
-    let half = member.split(Some(member.rank() % 2), 0)?;
-    assert_eq!(half.map(|half| half.size()), Some(SIZE / 2));
+    let half = member.split(Some(member.rank() % 2), 0)?.expect("a rank with a colour has a place");
+    assert_eq!((half.rank(), half.size()), (member.rank() / 2, SIZE / 2));
+    half.close(WITHIN)?;
     Ok(f32::from_le_bytes(sum))
 }
 

@@ -2,20 +2,17 @@
 
 use core::time::Duration;
 use std::sync::Arc;
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::Instant;
 
 use crate::CliqueError;
-use crate::backend::{BackendError, RawComm, Status};
+use crate::backend::BackendError;
 use crate::bring_up::CliqueBuilder;
+use crate::closing::Meeting;
 use crate::custody::Quarantine;
 use crate::failure::Fault;
 use crate::life::ABORT_WITHIN;
 use crate::member::Member;
 use crate::owner::Desk;
-use crate::rendezvous::Post;
 use crate::report::{Closed, Durations};
-use crate::rounds::Heard;
 use crate::state::Phase;
 use crate::sync::{Deadline, lock};
 use crate::team::Team;
@@ -116,7 +113,7 @@ impl Clique {
             return Err(BackendError::NotInLibrary { call: "revoke", library: life.backend.name() }.into());
         }
         life.check()?;
-        let named = self.named();
+        let named = self.team.named();
         let until = Deadline::after(self.team.call_within);
         let answer = life.owner.post(move |desk: &mut Desk| {
             for (rank, comm) in &named {
@@ -138,81 +135,6 @@ impl Clique {
     /// # Errors
     /// Why it had ended before; what went wrong, or did not end `within`: then what is left is aborted.
     pub fn close(self, within: Duration) -> Result<Closed, CliqueError> {
-        let (start, deadline) = (Instant::now(), Deadline::after(within));
-        let life = &self.team.life;
-        let watcher = lock(&self.team.watcher).take();
-        if let Some(watcher) = watcher {
-            watcher.stop(deadline);
-        }
-        let clique = life.rounds.clique.clone();
-        if !life.begin_end(CliqueError::Ended { clique, how: "closed" }) {
-            return Err(life.ended());
-        }
-        let named = self.named();
-        let answer = life.owner.post(move |desk: &mut Desk| destroy(desk, &named, deadline));
-        let result = match answer.recv_timeout(deadline.left()) {
-            Ok(result) => result,
-            Err(RecvTimeoutError::Timeout) => {
-                Err(Fault::new(None, format!("closing was not done within {within:?}")))
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(Fault::new(None, "the owner's thread lost what it was to do"))
-            }
-        };
-        let destroy = start.elapsed();
-        if let Err(fault) = result {
-            let note = fault.note(Phase::Ready, &life.process);
-            life.tell(&note);
-            life.abort(deadline);
-            return Err(CliqueError::Failed(Arc::new(life.failure(note))));
-        }
-        life.set_gone();
-        life.owner.close();
-        // Its thread has nothing to do any more; if it is late, nothing depends on it.
-        let _ = life.owner.has_ended(deadline);
-        let everybody = self.close_with_others(deadline)?;
-        Ok(Closed { destroy, everybody })
+        self.team.close(within, Meeting::Nowhere)
     }
-
-    /// Says that this participant has closed, and waits for the others.
-    fn close_with_others(&self, deadline: Deadline) -> Result<bool, CliqueError> {
-        let rounds = &self.team.life.rounds;
-        rounds.post_life(Post::Ok(Vec::new()), deadline)?;
-        match rounds.hear_life(deadline.left())? {
-            Heard::All(_) => Ok(true),
-            Heard::Missing(missing) => Ok(missing.is_empty()),
-            Heard::Failed(note) => Err(CliqueError::Failed(Arc::new(self.team.life.failure(note)))),
-        }
-    }
-
-    fn named(&self) -> Vec<(u32, RawComm)> {
-        self.team.locals.iter().zip(&self.team.comms).map(|(local, comm)| (local.rank, *comm)).collect()
-    }
-}
-
-/// Finalizes the communicators as one group, then destroys each.
-fn destroy(desk: &Desk, named: &[(u32, RawComm)], until: Deadline) -> Result<(), Fault> {
-    let comms: Vec<RawComm> = named.iter().map(|(_, comm)| *comm).collect();
-    desk.settle(named, "finalize", until)?;
-    // SAFETY: as in `Desk::state`, for each.
-    let status = desk.call(None, "finalize", |backend| unsafe { backend.finalize(&comms) })?;
-    if status.is_error() {
-        return Err(desk.blamed(named, "finalize", status));
-    }
-    desk.settle(named, "finalize", until)?;
-    for (rank, comm) in named {
-        let status = desk.call(Some(*rank), "destroy", |backend| {
-            if !desk.custody.strike(*comm) {
-                return None;
-            }
-            // SAFETY: as in `Desk::state`; it was struck out just now, so nobody else ends it, and it is not used again.
-            Some(unsafe { backend.destroy(*comm) })
-        })?;
-        match status {
-            None => return Err(Fault::taken()),
-            Some(Status::SUCCESS | Status::IN_PROGRESS) => {}
-            Some(status) => return Err(desk.explained(*rank, "destroy", status, None)),
-        }
-    }
-    Ok(())
 }

@@ -64,6 +64,25 @@ pub(crate) fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::software::{Fabric, Software};
+
+    #[test]
+    fn variables_are_compared_ignored_or_refused() {
+        let backend = Software::new(&Fabric::new(1));
+        let variables = |pairs: &[(&str, &str)]| {
+            let owned = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            compared(&backend, owned.collect::<Vec<_>>())
+        };
+        let seen =
+            variables(&[("PORTWAY_SOFTWARE_B", "2"), ("HOME", "/"), ("PORTWAY_SOFTWARE_A", "1")]).unwrap();
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(seen, [pair("PORTWAY_SOFTWARE_A", "1"), pair("PORTWAY_SOFTWARE_B", "2")]);
+        assert_eq!(
+            variables(&[("PORTWAY_SOFTWARE_BLOCKING", "1")]).unwrap_err().to_string(),
+            "environment variable PORTWAY_SOFTWARE_BLOCKING: expected not 1: calls would block, seen 1"
+        );
+        assert_eq!(variables(&[("PORTWAY_SOFTWARE_BLOCKING", "0")]).unwrap().len(), 1);
+    }
 
     #[test]
     fn long_values_that_differ_are_shown_differently() {

@@ -4,6 +4,7 @@ pub mod backend;
 mod barrier;
 mod bring_up;
 mod clique;
+mod closing;
 mod custody;
 mod environment;
 mod error;

@@ -131,13 +131,15 @@ impl Life {
         first
     }
 
-    /// Lets the end be known without an abort; false if there is one already.
-    pub(crate) fn begin_end(&self, how: CliqueError) -> bool {
-        let (first, is_this) = self.end.set(how);
-        if is_this {
-            self.barrier.fail(&first);
+    /// Lets the end be known without an abort.
+    ///
+    /// # Errors
+    /// It had ended already; the reason.
+    pub(crate) fn begin_end(&self, how: CliqueError) -> Result<(), CliqueError> {
+        match self.end.set(how) {
+            (_, true) => Ok(()),
+            (first, false) => Err(first),
         }
-        is_this
     }
 
     /// Ends it in a phase, telling the other participants.

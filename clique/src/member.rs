@@ -8,6 +8,8 @@ use crate::CliqueError;
 use crate::backend::{
     Backend, BackendError, DataType, Enqueue, Operation, RawComm, RawStream, ReduceOp, Status, Workspace,
 };
+use crate::closing::Meeting;
+use crate::report::Closed;
 use crate::split;
 use crate::sync::{Deadline, Pause, lock};
 use crate::team::{Team, Word};
@@ -302,9 +304,27 @@ impl Member {
         Ok(self.child(word))
     }
 
+    /// Closes a clique that came from a split or a shrink, as [`Clique::close`](crate::Clique::close) does: every member of
+    /// it calls this. The local ones wait for each other first, so it takes twice `within` at most.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close(self, within: Duration) -> Result<Closed, CliqueError> {
+        let life = &self.team.life;
+        life.check()?;
+        let lead = |word: Result<(), CliqueError>| {
+            word?;
+            self.team.close(within, Meeting::AtTheBarrier).map(Word::Closed)
+        };
+        match life.barrier.arrive(self.seat, "closing", Ok(()), within.saturating_mul(2), lead)? {
+            Word::Closed(closed) => Ok(closed),
+            Word::Go | Word::Children(_) => Err(life.ended()),
+        }
+    }
+
     fn child(&self, word: Word) -> Option<Member> {
         match word {
-            Word::Go => None,
+            Word::Go | Word::Closed(_) => None,
             Word::Children(places) => {
                 let place = places.into_iter().nth(self.seat as usize).flatten();
                 place.map(|place| Member::new(place.team, place.seat))

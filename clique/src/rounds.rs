@@ -156,6 +156,15 @@ impl Rounds {
         if self.who.is_none() { self.post(LIFE, post, until) } else { Ok(()) }
     }
 
+    /// Says that this participant has closed, and hears the others; `None` if they say nothing to each other.
+    pub(crate) fn exchange_life(
+        &self,
+        post: Post,
+        until: Deadline,
+    ) -> Result<Option<Receiver<Result<Heard, CliqueError>>>, CliqueError> {
+        if self.who.is_none() { self.exchange(LIFE, post, until).map(Some) } else { Ok(None) }
+    }
+
     /// Hears whether a participant of a clique that is ready has failed; `Missing` if none has and some go on.
     pub(crate) fn hear_life(&self, within: Duration) -> Result<Heard, CliqueError> {
         if self.who.is_none() { self.hear(LIFE, within) } else { Ok(Heard::Missing(Vec::new())) }

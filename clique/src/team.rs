@@ -11,6 +11,7 @@ use crate::failure::Fault;
 use crate::group::Plan;
 use crate::life::{ABORT_GRACE, ABORT_WITHIN, Life};
 use crate::rendezvous::Post;
+use crate::report::Closed;
 use crate::rounds::{Heard, note_of};
 use crate::split::{Child, Wish};
 use crate::state::Phase;
@@ -29,6 +30,8 @@ pub(crate) enum Word {
     Go,
     /// Each, by its seat, has a place in a child, or none.
     Children(Vec<Option<Child>>),
+    /// The clique is closed.
+    Closed(Closed),
 }
 
 /// The local ranks of a clique that is ready.

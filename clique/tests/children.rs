@@ -62,10 +62,12 @@ fn a_split_that_every_member_joins() {
             assert_eq!(again.map(|child| child.size()), (rank == 0).then_some(1));
             let alone = child.split(Some(child.rank()), 0).unwrap().unwrap();
             assert_eq!((alone.size(), alone.rank()), (1, 0));
-            drop((buffers, alone, child));
+            drop(buffers);
+            alone.close(PATIENT).unwrap();
+            assert!(child.close(PATIENT).unwrap().everybody);
             member
         });
-        // They go with their members, not with their parent.
+        // They go with their members, not with their parent; one of rank 0 alone was dropped.
         until(PATIENT, "the children to be gone", || job.fabric.live().communicators == 4);
         drop(members);
         close(cliques);

@@ -111,6 +111,7 @@ fn threads_of_one_process() {
         let mut child = member.split(Some(0), -(member.rank() as i32)).unwrap().unwrap();
         assert_eq!((child.rank(), child.size()), (1 - member.rank(), 2));
         work(&mut child).unwrap();
+        assert!(child.close(PATIENT).unwrap().everybody);
         member
     });
     drop(members);

@@ -8,6 +8,7 @@ mod cliques;
 use std::time::Duration;
 
 use cliques::{Job, PATIENT, each, until};
+use portway_clique::FirstUse;
 use portway_clique::backend::Status;
 use portway_clique::software::{Fault, Kind, Live, Step};
 
@@ -49,6 +50,21 @@ fn counts_stay_flat() {
         "recorded: {threads} threads, {descriptors} descriptors, {memory} KiB before, {grown} KiB more after 200"
     );
     assert!(grown < 4096, "{memory} KiB before, {grown} KiB more");
+
+    // What this crate takes by itself, since the library in software takes next to nothing.
+    let alone = Job::new(&[2]);
+    let mut took: Vec<Duration> = (0..100)
+        .map(|attempt| {
+            let outcomes =
+                alone.bring_up_with(attempt, |_, builder| Some(builder.first_use(FirstUse::default())));
+            let clique = outcomes.into_iter().next().unwrap().0.unwrap();
+            let durations = clique.durations();
+            clique.close(PATIENT).unwrap();
+            durations.total
+        })
+        .collect();
+    took.sort_unstable();
+    println!("recorded: bring-up of two ranks without a first use: median {:?}", took[50]);
 
     job.within = Duration::from_secs(5);
     for attempt in 1000..1050 {
