@@ -9,16 +9,26 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
 use crate::layer::{self, Layer};
+use crate::machine::join;
 
 /// Measures portway layer by layer. What this machine lacks is waived, not failed.
 ///
-/// Exit status: 0 if every check held, 1 if one failed or a measurement did not end, 2 for a wrong command line.
+/// Exit status: 0 if every check held, 1 if one failed, a measurement did not end or something got slower than --baseline
+/// allows, 2 for a wrong command line.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "portway-bench", version)]
 pub struct Args {
-    /// The layer to measure, all of them if left out; or `list`
+    /// The layer to measure, all of them if left out; `list` shows them; `report` makes a page of results
     #[arg(value_name = "LAYER", value_parser = PossibleValuesParser::new(names()))]
     layer: Option<String>,
+
+    /// Results of `-J` that `report` makes a page of, side by side
+    #[arg(value_name = "RESULT.json")]
+    results: Vec<PathBuf>,
+
+    /// Write the page of `report` to this file [default: standard output]
+    #[arg(short = 'o', value_name = "FILE")]
+    pub page: Option<PathBuf>,
 
     /// Iterations of each measurement and run at most; each test has a default of its own
     #[arg(short = 'n', value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
@@ -49,6 +59,22 @@ pub struct Args {
     #[arg(short = 'J', value_name = "FILE")]
     pub json: Option<PathBuf>,
 
+    /// Write the rows to this file as comma-separated values too
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+
+    /// Compare with this earlier result of -J, row by row; exit with 1 if something got slower
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Option<PathBuf>,
+
+    /// By how many percent a row may be slower than its baseline
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent, requires = "baseline")]
+    pub tolerance: f64,
+
+    /// Fail if this machine lacks what a layer needs
+    #[arg(long)]
+    pub require: bool,
+
     /// Producer threads
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u64).range(1..=256))]
     pub producers: Vec<u64>,
@@ -76,6 +102,18 @@ pub struct Args {
     /// Bytes of the largest put, which is always measured
     #[arg(short = 'e', value_name = "BYTES", default_value = "1M", value_parser = put_bytes)]
     end: u64,
+
+    /// Bytes of every put
+    #[arg(short = 's', value_name = "BYTES", value_parser = put_bytes, conflicts_with_all = ["begin", "end", "factor", "step"])]
+    size: Option<u64>,
+
+    /// Every power of two from 8 bytes to 8M
+    #[arg(short = 'a', conflicts_with_all = ["begin", "end", "factor", "step", "size"])]
+    all_sizes: bool,
+
+    /// By how many bytes each size between is larger than the one before, instead of -f
+    #[arg(short = 'i', value_name = "BYTES", value_parser = put_bytes, conflicts_with = "factor")]
+    step: Option<u64>,
 
     /// By what each size between is larger than the one before
     #[arg(short = 'f', value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
@@ -128,6 +166,9 @@ const SHAPE: &[&str] = &[
     "begin",
     "end",
     "factor",
+    "size",
+    "all_sizes",
+    "step",
     "rate",
     "proxies",
     "devices",
@@ -142,9 +183,14 @@ const SHAPE: &[&str] = &[
 /// The rings that software pushes into unless `--depth` says otherwise.
 pub const DEPTH: &[u64] = &[64, 512, 2048];
 
+/// The word that asks for a page.
+const REPORT: &str = "report";
+
 /// What the command line asks for.
 pub enum What {
     List,
+    /// A page of these results.
+    Page(Vec<PathBuf>),
     Layers(Vec<&'static Layer>),
 }
 
@@ -160,8 +206,8 @@ impl Args {
         let given = |id: &&&str| matches.value_source(id) == Some(ValueSource::CommandLine);
         for flag in SHAPE.iter().filter(given) {
             let read = match args.what() {
-                What::List => false,
-                What::Layers(layers) => layers.iter().any(|layer| layer.flags.contains(flag)),
+                What::List | What::Page(_) => false,
+                What::Layers(layers) => layers.iter().any(|layer| layer.flags.contains(&as_layers_say(flag))),
             };
             if !read {
                 let name = args.layer.as_deref().unwrap_or("no layer");
@@ -170,6 +216,15 @@ impl Args {
                     format!("`{name}` does not use {}", dashed(flag)),
                 );
             }
+        }
+        let makes_a_page = args.layer.as_deref() == Some(REPORT);
+        if makes_a_page == args.results.is_empty() {
+            let text =
+                if makes_a_page { "`report` needs a result of -J" } else { "only `report` takes results" };
+            return refuse(ErrorKind::WrongNumberOfValues, text.into());
+        }
+        if args.page.is_some() && !makes_a_page {
+            return refuse(ErrorKind::ArgumentConflict, "only `report` uses -o".into());
         }
         if let (Some(batch), Some(depth)) = (args.batch.iter().max(), args.depth(DEPTH).into_iter().min()) {
             if *batch > depth {
@@ -196,6 +251,7 @@ impl Args {
     pub fn what(&self) -> What {
         match self.layer.as_deref() {
             None => What::Layers(layer::ALL.iter().collect()),
+            Some(REPORT) => What::Page(self.results.clone()),
             // Every other name that the parser lets through is a layer's.
             Some(name) => layer::by_name(name).map_or(What::List, |layer| What::Layers(vec![layer])),
         }
@@ -219,9 +275,53 @@ impl Args {
 
     /// The sizes of puts, in bytes.
     pub fn sizes(&self) -> Vec<u64> {
+        if let Some(size) = self.size {
+            return vec![size];
+        }
+        if self.all_sizes {
+            return (3..=23).map(|power| 1 << power).collect();
+        }
         let below = |size: &u64| *size < self.end;
-        let next = |size: &u64| Some(size * self.factor);
+        let next = |size: &u64| Some(self.step.map_or(size * self.factor, |step| size + step));
         std::iter::successors(Some(self.begin), next).take_while(below).chain([self.end]).collect()
+    }
+
+    /// The flags that shape these layers, with their values, as one would write them.
+    pub fn shape(&self, layers: &[&Layer]) -> Vec<(String, String)> {
+        let sizes = match (self.size, self.all_sizes, self.step) {
+            (Some(size), ..) => vec![("-s".into(), size.to_string())],
+            (_, true, _) => vec![("-a".into(), String::new())],
+            (.., step) => {
+                let pace = step.map_or(("-f", self.factor), |step| ("-i", step));
+                [("-b", self.begin), ("-e", self.end), pace]
+                    .map(|(flag, n)| (flag.into(), n.to_string()))
+                    .into()
+            }
+        };
+        let (low, high, step) = self.rate;
+        let rate = [low, high, step].map(|kops| (kops as f64 / 1e3).to_string()).join(":");
+        let value = |flag: &&str| match *flag {
+            "producers" => Some(join(&self.producers)),
+            "depth" => Some(join(&self.depth)),
+            "batch" => Some(join(&self.batch)),
+            "channels" => Some(join(&self.channels)),
+            "drain" => Some(join(&self.drain)),
+            "rate" => Some(rate.clone()),
+            "proxies" => Some(join(&self.proxies)),
+            "devices" => Some(self.devices.join(",")),
+            "gid_index" => self.gid_index.map(|index| index.to_string()),
+            "queue_pairs" => Some(self.queue_pairs.to_string()),
+            "tx_depth" => Some(self.tx_depth.to_string()),
+            "inline_bytes" => Some(self.inline_bytes.to_string()),
+            "post_list" => Some(self.post_list.to_string()),
+            "poll" => Some(self.poll.to_string()),
+            _ => None,
+        };
+        let used = |flag: &&&str| layers.iter().any(|layer| layer.flags.contains(flag));
+        let of_layers = SHAPE.iter().filter(used).filter_map(|flag| Some((dashed(flag), value(flag)?)));
+        let sizes = sizes.into_iter().filter(|_| used(&&"begin"));
+        // An empty list means that each test takes its own.
+        of_layers.filter(|(_, value)| !value.is_empty()).chain(sizes).collect()
     }
 
     /// The runs of a test that begins now.
@@ -246,12 +346,20 @@ impl Args {
     }
 }
 
+/// Layers that take sizes say `begin`, and take them in every form.
+fn as_layers_say<'a>(flag: &'a &'static str) -> &'a &'static str {
+    if matches!(*flag, "size" | "all_sizes" | "step") { &"begin" } else { flag }
+}
+
 /// A flag of [`SHAPE`] as the user writes it.
 fn dashed(id: &str) -> String {
     match id {
         "begin" => "-b".into(),
         "end" => "-e".into(),
         "factor" => "-f".into(),
+        "size" => "-s".into(),
+        "all_sizes" => "-a".into(),
+        "step" => "-i".into(),
         "devices" => "-d".into(),
         "gid_index" => "-x".into(),
         "queue_pairs" => "-q".into(),
@@ -263,7 +371,14 @@ fn dashed(id: &str) -> String {
 }
 
 fn names() -> Vec<&'static str> {
-    layer::ALL.iter().map(|layer| layer.name).chain(["list"]).collect()
+    layer::ALL.iter().map(|layer| layer.name).chain(["list", REPORT]).collect()
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if (0.0..1000.0).contains(&percent) => Ok(percent),
+        _ => Err("must be a number of percent from 0 to below 1000".into()),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -332,6 +447,7 @@ mod tests {
     fn no_layer_means_all_and_a_name_means_one() {
         let names = |line: &str| match parse(line).unwrap().what() {
             What::List => vec!["list"],
+            What::Page(_) => vec!["report"],
             What::Layers(layers) => layers.iter().map(|layer| layer.name).collect(),
         };
         assert_eq!(names("").len(), layer::ALL.len());
@@ -356,6 +472,16 @@ mod tests {
             "put -b 64 -e 32",
             "put -e 512M",
             "put -f 1",
+            "put -s 8 -e 64",
+            "put -a -b 8",
+            "put -i 8 -f 2",
+            "fifo -s 8",
+            "fifo result.json",
+            "fifo -o page.html",
+            "report",
+            "report result.json -b 8",
+            "fifo --tolerance 5",
+            "fifo --baseline x --tolerance -1",
             "fifo --rate 0",
             "fifo --rate 5:1:1",
             "fifo --rate 1:5",
@@ -371,6 +497,10 @@ mod tests {
         assert_eq!(sizes("put -b 8 -e 64 -f 2"), [8, 16, 32, 64]);
         assert_eq!(sizes("put -b 1K -e 6K -f 2"), [1024, 2048, 4096, 6144]);
         assert_eq!(sizes("put -b 2m -e 2M"), [2 << 20]);
+        assert_eq!(sizes("put -b 8 -e 40 -i 16"), [8, 24, 40]);
+        assert_eq!(sizes("put -s 1K"), [1024]);
+        let all = sizes("put -a");
+        assert_eq!((all.len(), all[0], all[20]), (21, 8, 8 << 20));
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::baseline::Unreadable;
+
 /// Why a measurement, or the whole run, has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -31,9 +33,12 @@ pub enum Failure {
     /// A thread of the measurement panicked.
     #[error("{measurement}: a thread panicked")]
     Panicked { measurement: String },
-    /// The file of `-J` cannot be written.
+    /// A file of the result cannot be written.
     #[error("cannot write {}: {source}", path.display())]
-    Json { path: PathBuf, source: io::Error },
+    Write { path: PathBuf, source: io::Error },
+    /// A file is not a result.
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: Unreadable },
     /// Standard output cannot be written.
     #[error("cannot write the result: {0}")]
     Output(io::Error),
@@ -65,8 +70,12 @@ impl Failure {
         })
     }
 
-    pub fn json(path: &Path, source: io::Error) -> Self {
-        Failure::Json { path: path.to_owned(), source }
+    pub fn write(path: &Path, source: io::Error) -> Self {
+        Failure::Write { path: path.to_owned(), source }
+    }
+
+    pub fn read(path: &Path, source: Unreadable) -> Self {
+        Failure::Read { path: path.to_owned(), source }
     }
 }
 

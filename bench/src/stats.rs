@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 pub struct Times {
     pub min: f64,
     pub p50: f64,
+    /// None of fewer than 100 samples.
+    #[serde(default)]
+    pub p90: Option<f64>,
     pub avg: f64,
     /// None of fewer than 1,000 samples.
     pub p99: Option<f64>,
@@ -32,6 +35,7 @@ impl Times {
         Some(Times {
             min,
             p50: rank(500),
+            p90: rank_from(100, 900),
             avg,
             p99: rank_from(1_000, 990),
             p999: rank_from(10_000, 999),

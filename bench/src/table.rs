@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use crate::devices::{GpuDevice, Nic};
 use crate::layer::Layer;
-use crate::machine::join;
-use crate::report::{Report, Row, Status, TimeUnit};
+use crate::machine::{Machine, join};
+use crate::report::{Phase, Report, Row, Status, TimeUnit};
 use crate::stats::Times;
 
 /// The lines before the first layer.
@@ -14,15 +15,44 @@ pub fn header(report: &Report) -> String {
     let iterations = config.iterations.map_or(String::new(), |count| format!(" -n {count}"));
     let (warmup, runs, deadline, check) =
         (config.warmup, config.runs, config.deadline_s, u8::from(config.check));
+    let shape: String = config.shape.iter().map(|(flag, value)| format!(" {flag} {value}")).collect();
     format!(
         "# portway-bench {version} schema {schema}  host={} cpu=\"{}\" cores={} load={load}\n\
-         # params:{iterations} -w {warmup} -N {runs} -D {} -T {deadline} -c {check}\n\
+         # kernel={} governor={} driver={} {}\n\
+         # params:{iterations} -w {warmup} -N {runs} -D {} -T {deadline} -c {check}{shape}\n\
          # latency is ONE WAY = round trip / 2; GB/s = 1e9 B/s; Mops = 1e6/s; percentiles by nearest rank\n",
         machine.host,
         machine.cpu,
         join(&machine.cores),
+        machine.kernel,
+        machine.governor.as_deref().unwrap_or("-"),
+        machine.driver.as_deref().unwrap_or("-"),
+        devices(machine),
         config.limit_s,
     )
+}
+
+/// The GPUs and RDMA ports of a machine.
+pub fn devices(machine: &Machine) -> String {
+    let or_dash = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".into());
+    let node = |node: Option<i64>| node.map_or("-".into(), |node| node.to_string());
+    let gpu = |gpu: &GpuDevice| {
+        format!(
+            "gpu=\"{}\" pci={} link=\"{}\" numa={}",
+            gpu.name,
+            gpu.pci,
+            or_dash(&gpu.link),
+            node(gpu.numa)
+        )
+    };
+    let nic = |nic: &Nic| {
+        let [state, rate, layer] = [&nic.state, &nic.rate, &nic.link_layer].map(or_dash);
+        let Nic { name, port, numa, .. } = nic;
+        format!("nic={name}:{port} {state} link=\"{rate}\" {layer} numa={}", node(*numa))
+    };
+    let list = |each: Vec<String>, none: &str| if each.is_empty() { none.into() } else { each.join(" ") };
+    let gpus = list(machine.gpus.iter().map(gpu).collect(), "gpu=-");
+    format!("{gpus} {}", list(machine.nics.iter().map(nic).collect(), "nic=-"))
 }
 
 /// A layer that has just ended: its status, and its rows, which begin at `first_row`.
@@ -79,6 +109,9 @@ fn block(rows: &[Row], unit: TimeUnit) -> String {
     };
     if !first.subject.is_empty() {
         add("subject", "", &|row| Some(row.subject.clone()));
+    }
+    if rows.iter().any(|row| row.phase != Phase::Warm) {
+        add("phase", "", &|row| Some(row.phase.name().into()));
     }
     for key in first.shape.keys() {
         add(key, "", &|row| row.shape.get(key).map(u64::to_string));
@@ -143,7 +176,7 @@ const REFERENCE: &[(&str, &str, Pick<Row>)] = &[
 ];
 
 /// Three significant digits or more down to 0.01, never an exponent.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),

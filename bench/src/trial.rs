@@ -1,10 +1,11 @@
 //! [`Trial`]: what the threads of one measurement share, so that they start together and always end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
+use crate::progress;
 
 /// How many times a thread looks in vain before it reads the clock and yields its core.
 const LOOKS: u32 = 256;
@@ -39,14 +40,18 @@ pub struct Trial {
     threads: u64,
     phase: AtomicU64,
     ended: AtomicBool,
+    /// Iterations so far, for whoever looks on.
+    done: Arc<AtomicU64>,
     failure: Mutex<Option<Failure>>,
 }
 
 impl Trial {
     /// A measurement by `threads` threads, each of which calls [`start`](Self::start).
     pub fn new(name: impl Into<String>, threads: u64, deadline: Duration) -> Self {
+        let name = name.into();
         Trial {
-            name: name.into(),
+            done: progress::begin(&name),
+            name,
             began: Instant::now(),
             deadline,
             ready: AtomicU64::new(0),
@@ -148,6 +153,7 @@ impl Wait<'_> {
         if self.steps % STEPS != 0 {
             return Ok(false);
         }
+        self.trial.done.store(seen, Ordering::Relaxed);
         self.over(seen)?;
         Ok(true)
     }

@@ -1,24 +1,8 @@
 //! The program as a user calls it: what it prints, what it writes, how it exits.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+mod support;
 
-use serde_json::Value;
-
-fn bench(line: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_portway-bench"));
-    // A GPU would add rows.
-    command.env("CUDA_VISIBLE_DEVICES", "").args(line.split_whitespace()).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
-
-/// A file name of this test's own in the folder that cargo keeps for tests.
-fn file(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
-}
+use support::{bench, file, json, text};
 
 /// The smallest run with everything in it.
 const SMALL: &str = "fifo -n 300 -w 20 -N 2 -T 30 --producers 1,2 --depth 64 --batch 1,16";
@@ -32,7 +16,7 @@ fn a_run_that_holds_exits_0_and_says_so_in_text_and_json() {
     assert!(printed.contains("# wrong: 0 OK"), "{printed}");
     assert!(printed.contains("1 found wrong OK"), "the negative control: {printed}");
 
-    let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let json = json(&path);
     let rows = json["results"].as_array().unwrap();
     let data = printed.lines().filter(|line| !line.starts_with('#')).count();
     // Two numbers of producers and two batches; three latencies.
@@ -68,7 +52,7 @@ fn without_the_check_nothing_is_called_right() {
     let path = file("unchecked.json");
     let output = bench(&format!("{SMALL} -c 0 -J {}", path.display()));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
-    let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let json = json(&path);
     assert!(json["results"].as_array().unwrap().iter().all(|row| row["wrong"].is_null()), "{json}");
     assert_eq!(json["controls"].as_array().unwrap().len(), 0);
 }
@@ -96,6 +80,8 @@ fn what_cannot_be_done_is_named() {
         ("ib -d one,two,three", 2, "-d names 3 devices"),
         ("ib -t 64 -l 65", 2, "-l 65 is more than -t 64"),
         ("ib -J /nonexistent/folder/file", 1, "/nonexistent/folder/file"),
+        ("ib --csv /nonexistent/folder/file", 1, "/nonexistent/folder/file"),
+        ("ib --baseline /nonexistent/file", 1, "cannot read /nonexistent/file"),
     ] {
         let output = bench(line);
         assert_eq!(output.status.code(), Some(code), "{line}: {}", text(&output));
@@ -110,4 +96,37 @@ fn a_measurement_that_cannot_end_fails_by_name_at_its_deadline() {
     let printed = text(&output);
     assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(printed.contains("fifo: FAILED: ") && printed.contains("waited 1s for "), "{printed}");
+}
+
+#[test]
+fn csv_has_a_line_for_each_row_and_each_waived_layer() {
+    let path = file("rows.csv");
+    let output = bench(&format!("{SMALL} --csv {}", path.display()));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let mut reader = csv::Reader::from_path(&path).unwrap();
+    let names = reader.headers().unwrap().clone();
+    let rows: Vec<_> = reader.records().collect::<Result<_, _>>().unwrap();
+    assert_eq!(rows.len(), 4 + 3);
+    let cell =
+        |row: &csv::StringRecord, name: &str| row[names.iter().position(|n| n == name).unwrap()].to_owned();
+    for row in &rows {
+        assert_eq!(
+            (cell(row, "layer"), cell(row, "status"), cell(row, "wrong")),
+            ("fifo".into(), "ran".into(), "0".into())
+        );
+        let p50 = cell(row, "t_p50_us").parse::<f64>();
+        let rate = cell(row, "proc_mops").parse::<f64>();
+        assert!(p50.is_ok() != rate.is_ok(), "{row:?}");
+    }
+    let output = bench(&format!("ipc --csv {}", path.display()));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert!(written.lines().nth(1).unwrap().contains(",waived,ipc,"), "{written}");
+}
+
+#[test]
+fn a_required_layer_that_is_waived_fails() {
+    let output = bench("ipc --require");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("# error: ipc: required, but "), "{}", text(&output));
 }
