@@ -254,7 +254,8 @@ impl Line {
                     let status = decode_reply(&bytes[..len], fds.len());
                     return status.map(|status| (status, fds)).ok_or(gone("its answer makes no sense"));
                 }
-                Err(Errno::AGAIN | Errno::INTR) => {}
+                // A reset is told once, before what the peer sent last, or its end.
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => {}
                 Err(errno) => return Err(Error::system("receiving from the peer's socket")(errno)),
             }
         }
