@@ -206,20 +206,3 @@ fn who_does_not_say_who_it_is_is_dropped() {
         assert!(error.to_string().contains(&expected), "{error}");
     }
 }
-
-/// A port of the range that the system hands out to clients: a client that waits for the store there must not take itself
-/// for it.
-#[test]
-fn a_client_does_not_talk_to_itself() {
-    let address = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
-    // The control: the system does connect a socket to itself.
-    let socket =
-        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&socket, &address).unwrap();
-    rustix::net::connect(&socket, &address).unwrap();
-    drop(socket);
-    for _ in 0..3 {
-        let error = start_error(short(tcp(1, 2, address)));
-        assert!(matches!(error, CliqueError::Timeout { .. }), "{error}");
-    }
-}

@@ -167,7 +167,7 @@ impl Tcp {
             }
             match TcpStream::connect_timeout(&self.address, left) {
                 // Nobody listens, but the system gave this end the very port that it asked for: it talks to itself.
-                Ok(stream) if stream.local_addr().ok() == Some(self.address) => {
+                Ok(stream) if is_itself(&stream) => {
                     seen = "only this process itself".to_owned();
                     drop(stream);
                     std::thread::sleep(RETRY.min(left));
@@ -255,6 +255,11 @@ impl Tcp {
     }
 }
 
+/// Whether both ends of a connection are the same socket.
+fn is_itself(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(other)) if own == other)
+}
+
 impl Rendezvous for Tcp {
     fn participant(&self) -> u32 {
         self.member.participant
@@ -306,5 +311,25 @@ impl Drop for Tcp {
 impl fmt::Debug for Tcp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tcp({} of {}, {})", self.member.participant, self.member.participants, self.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_is_connected_to_itself_is_known() {
+        use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let other = TcpStream::connect(address).unwrap();
+        assert!(!is_itself(&other));
+        drop((listener, other));
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let itself = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&itself, &address).unwrap();
+        connect(&itself, &address).unwrap();
+        assert!(is_itself(&itself.into()));
     }
 }

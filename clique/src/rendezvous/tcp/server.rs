@@ -1,6 +1,7 @@
 //! [`Server`]: the thread of the store, seen from its owner.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -31,6 +32,14 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Shared {
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            close_by: Mutex::new(None),
+            turned_away: Mutex::new(VecDeque::new()),
+        })
+    }
+
     /// Until when the thread waits for participants to leave, once it has to end.
     pub(super) fn close_by(&self) -> Option<Instant> {
         *lock(&self.close_by)
@@ -56,12 +65,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn start(listener: TcpListener, member: &Membership) -> Result<Self, CliqueError> {
         let doing = |error| system("starting the store", error);
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let shared = Arc::new(Shared {
-            wake: wake.map_err(|errno| doing(errno.into()))?,
-            close_by: Mutex::new(None),
-            turned_away: Mutex::new(VecDeque::new()),
-        });
+        let shared = Arc::new(Shared::new().map_err(doing)?);
         let store = Store::new(listener, member, shared.clone()).map_err(doing)?;
         let (end, ended) = sync_channel(1);
         let thread = std::thread::Builder::new().name("portway-store".to_owned());

@@ -446,3 +446,27 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many gather a round: with an answer each, memory would grow with the square of the participants.
+    #[test]
+    fn those_who_gather_a_round_share_one_answer() {
+        let token = JobToken::new(*b"a test's token").unwrap();
+        let member = Membership { token, participant: 0, participants: 2 };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut store = Store::new(listener, &member, Arc::new(Shared::new().unwrap())).unwrap();
+        let complete = Arc::new(vec![Some(Post::Ok(vec![1])), Some(Post::Ok(vec![2]))]);
+        let gaps = Arc::new(vec![Some(Post::Ok(vec![1])), None]);
+        for said in [&complete, &gaps] {
+            let first = store.encode(said.clone());
+            assert!(Arc::ptr_eq(&first, &store.encode(said.clone())));
+        }
+        // With gaps it says where those are who are missing, and that may change.
+        let before = store.encode(gaps.clone());
+        store.seats.goodbye(1);
+        assert!(!Arc::ptr_eq(&before, &store.encode(gaps)));
+    }
+}
