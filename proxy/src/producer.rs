@@ -72,9 +72,10 @@ impl ChannelProducer {
     /// # Errors
     /// As both.
     pub fn put_signal_flush(&self, source: u64, destination: u64, len_bytes: u64) -> Result<(), Error> {
+        let start = Instant::now();
         let op = OpSet::PUT.and(OpSet::SIGNAL).and(OpSet::FLUSH);
         let position = self.push_put(op, source, destination, len_bytes)?;
-        self.wait_frontier(position)
+        self.wait_frontier(position, start)
     }
 
     /// Advances the peer's signal word by `n`, after every earlier put of this channel.
@@ -90,8 +91,9 @@ impl ChannelProducer {
     /// # Errors
     /// As [`put`](Self::put), and [`portway_fifo::Error::Timeout`].
     pub fn flush(&self) -> Result<(), Error> {
+        let start = Instant::now();
         let position = self.push(Request { op: OpSet::FLUSH, ..self.request() })?;
-        self.wait_frontier(position)
+        self.wait_frontier(position, start)
     }
 
     /// Waits for the peer's next signal, and consumes it: as many waits return as the peer's signals count.
@@ -165,12 +167,19 @@ impl ChannelProducer {
         if let Some(fault) = fault {
             return Err(Error::Request { request: request(op, len_bytes, 0), fault });
         }
-        let mut done = 0;
-        while len_bytes - done > MAX_PUT_BYTES {
-            self.push(request(OpSet::PUT, MAX_PUT_BYTES, done))?;
+        if len_bytes <= MAX_PUT_BYTES {
+            return self.push(request(op, len_bytes, 0));
+        }
+        let (start, mut done) = (Instant::now(), 0);
+        loop {
+            let left = self.timeout.saturating_sub(start.elapsed());
+            let part = ChannelProducer { fifo: self.fifo.with_timeout(left)?, ..self.clone() };
+            if len_bytes - done <= MAX_PUT_BYTES {
+                return part.push(request(op, len_bytes - done, done));
+            }
+            part.push(request(OpSet::PUT, MAX_PUT_BYTES, done))?;
             done += MAX_PUT_BYTES;
         }
-        self.push(request(op, len_bytes - done, done))
     }
 
     fn push(&self, request: Request) -> Result<Position, Error> {
@@ -184,8 +193,10 @@ impl ChannelProducer {
         self.waited(self.fifo.push(request.encode()?))
     }
 
-    fn wait_frontier(&self, position: Position) -> Result<(), Error> {
-        self.waited(self.frontier.wait("the frontier", position.plus(1), self.timeout))
+    /// Waits with what is left of the time of a call that began at `start`.
+    fn wait_frontier(&self, position: Position, start: Instant) -> Result<(), Error> {
+        let left = self.timeout.saturating_sub(start.elapsed());
+        self.waited(self.frontier.wait("the frontier", position.plus(1), left))
     }
 
     /// A wait's error as the channel's, if the channel has ended.

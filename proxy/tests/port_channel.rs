@@ -9,14 +9,15 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libloading::Library;
 use portway_fifo::Position;
 use portway_proxy::{
-    CHANNEL_VERSION, Idle, MAX_PUT_BYTES, MAX_SIZE, OpSet, PortChannel, PortChannelHandle, Proxy, Request,
-    RunConfig, Stop,
+    CHANNEL_VERSION, Error, Idle, MAX_PUT_BYTES, MAX_SIZE, OpSet, PortChannel, PortChannelHandle, Proxy,
+    Request, RunConfig, Stop,
 };
+use support::script::{Scripted, add_fifo, scripted_channel};
 use support::{LIMIT, Pair};
 
 const OK: u64 = 0;
@@ -315,4 +316,41 @@ fn a_wait_ends_with_its_time_and_with_its_channel() {
     assert_eq!(b.error(), 5, "stopped");
     assert_eq!(b.wait(LIMIT), FAILED);
     assert_eq!(a.flush(LIMIT), FAILED);
+}
+
+/// A flush is a push and a wait, and both together have its time: here the push takes three quarters of it.
+#[test]
+fn a_flush_whose_push_had_to_wait_ends_in_its_time() {
+    const TIME: Duration = Duration::from_millis(800);
+    for by_header in [false, true] {
+        let mut engine = support::empty_engine();
+        let (fifo, _ring) = add_fifo(&mut engine, 64);
+        let scripted = Scripted::new();
+        scripted.script().holds = true;
+        let port = engine.add_port(scripted.port()).unwrap();
+        let channel = engine.add_channel(scripted_channel(fifo, port, 4096)).unwrap();
+        let producer = channel.producer().unwrap().with_timeout(TIME).unwrap();
+        for _ in 0..64 {
+            producer.signal(1).unwrap();
+        }
+        let kernel = match device() {
+            Some(device) if by_header => Some(Kernel::new(device, &channel)),
+            None if by_header => return,
+            _ => None,
+        };
+        let timed_out = move || match kernel {
+            Some(kernel) => kernel.flush(TIME) == TIMEOUT,
+            None => matches!(producer.flush(), Err(Error::Fifo(portway_fifo::Error::Timeout { .. }))),
+        };
+        let begun = Instant::now();
+        let flushing = std::thread::spawn(move || (timed_out(), begun.elapsed()));
+        std::thread::sleep(TIME * 3 / 4);
+        // Takes what is in the ring, so that there is room; nothing of it completes.
+        for step in 0..64 {
+            engine.step(Duration::from_millis(step));
+        }
+        let (timed_out, took) = flushing.join().unwrap();
+        assert!(timed_out, "by the header: {by_header}: the flush did not time out");
+        assert!(took < TIME * 5 / 4, "by the header: {by_header}: a flush of {TIME:?} took {took:?}");
+    }
 }

@@ -90,12 +90,13 @@ PORTWAY_FN bool read(const WatchHandle &watch, u64 copied, u64 target, u64 deadl
     // Now and then without need as well: the last reader's store may have landed on top of this one's.
     if (value != copied || look % 16 == 15) platform::store_release_device(watch.seen, value);
     copied = value;
-    if (stop) close(watch, platform::load_acquire_system(watch.stop));
     if (reached(value, target)) {
       platform::store_relaxed_device(watch.reader, 0);
       done();
+      if (stop) close(watch, platform::load_acquire_system(watch.stop));
       return true;
     }
+    if (stop) close(watch, platform::load_acquire_system(watch.stop));
     if (stop || reached(platform::clock_ns(), deadline)) break;
     if (look % 8 == 7) platform::yield();
   }
@@ -131,7 +132,7 @@ PORTWAY_FN Waited wait(const WatchHandle &watch, const u64 *flushed, Pair copy, 
       if (stop) gate = close(watch, stop);
       return {gate ? Status::kAborted : Status::kTimeout, gate};
     }
-    const bool elected = platform::speaks() && platform::elect_device(watch.reader);
+    const bool elected = platform::speaks(watch.reader) && platform::elect_device(watch.reader);
     if (elected && read(watch, copy.first, target, deadline, done)) return {Status::kOk, 0};
     pause.wait(elected);
     copy = platform::load_pair_acquire_device(watch.seen);

@@ -142,12 +142,13 @@ struct Pause {
   PORTWAY_FN void wait(bool elected) { __nanosleep(elected ? 20 : 100); }
 };
 
-// True for the first of the lanes of a warp that run this together. It orders and promises nothing: which lanes run
-// together is the scheduler's choice.
-PORTWAY_FN bool speaks() {
-  u32 below;
+// True for the first of the lanes of a warp that run this together with the same `word`. It orders nothing, and which lanes
+// run together is the scheduler's choice. No lane waits in it: those that it names are the ones that are here.
+PORTWAY_FN bool speaks(const u64 *word) {
+  u32 same, below;
+  asm volatile("match.any.sync.b64 %0, %1, %2;" : "=r"(same) : "l"(word), "r"(__activemask()));
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
-  return (__activemask() & below) == 0;
+  return (same & below) == 0;
 }
 
 #else // a host compiler: threads play the GPU
@@ -214,7 +215,7 @@ struct Pause {
 };
 
 PORTWAY_FN void yield() {}
-PORTWAY_FN bool speaks() { return true; } // threads do not run in step
+PORTWAY_FN bool speaks(const u64 *) { return true; } // threads do not run in step
 
 #endif
 

@@ -71,8 +71,9 @@ struct PortChannel {
 
   // The same, then a wait until everything up to here has been delivered and the source may be reused.
   PORTWAY_FN Status put_signal_flush(u64 source, u64 destination, u64 len_bytes, u64 timeout_ns) const {
+    const u64 start = platform::clock_ns();
     const u32 op = kPut | kSignal | kFlush;
-    return flushed(push_put(op, source, destination, len_bytes, timeout_ns), timeout_ns);
+    return flushed(push_put(op, source, destination, len_bytes, timeout_ns), start, timeout_ns);
   }
   PORTWAY_FN Status put_signal_flush(u64 source, u64 destination, u64 len_bytes) const {
     return put_signal_flush(source, destination, len_bytes, fifo.timeout_ns);
@@ -88,7 +89,8 @@ struct PortChannel {
   // Waits until every earlier put has been delivered and its source may be reused.
   PORTWAY_FN Status flush(u64 timeout_ns) const {
     if (!is_valid()) return Status::kInvalid;
-    return flushed(push(fifo, detail::request(kFlush, channel, 0, 0, 0), timeout_ns), timeout_ns);
+    const u64 start = platform::clock_ns();
+    return flushed(push(fifo, detail::request(kFlush, channel, 0, 0, 0), timeout_ns), start, timeout_ns);
   }
   PORTWAY_FN Status flush() const { return flush(fifo.timeout_ns); }
 
@@ -98,9 +100,7 @@ struct PortChannel {
     const u64 start = platform::clock_ns();
     for (;;) {
       const u64 count = platform::load_acquire_device(expected);
-      const u64 spent = platform::clock_ns() - start;
-      const u64 left = spent < timeout_ns ? timeout_ns - spent : 0;
-      const Status status = ended(portway::wait(signal, nullptr, count + 1, left).status);
+      const Status status = ended(portway::wait(signal, nullptr, count + 1, left(start, timeout_ns)).status);
       if (status != Status::kOk) return status;
       if (platform::compare_exchange_device(expected, count, count + 1) == count) return Status::kOk;
       // Another thread consumed that signal: it has made progress, and this one goes for the next.
@@ -119,23 +119,33 @@ struct PortChannel {
 
   PORTWAY_FN static Status ended(Status status) { return status == Status::kAborted ? Status::kFailed : status; }
 
-  PORTWAY_FN Status flushed(Pushed pushed, u64 timeout_ns) const {
+  // What is left of a call's time, for the next step of it.
+  PORTWAY_FN static u64 left(u64 start, u64 timeout_ns) {
+    const u64 spent = platform::clock_ns() - start;
+    return spent < timeout_ns ? timeout_ns - spent : 0;
+  }
+
+  PORTWAY_FN Status flushed(Pushed pushed, u64 start, u64 timeout_ns) const {
     if (pushed.status != Status::kOk) return pushed.status;
-    return ended(portway::wait(frontier, nullptr, pushed.position + 1, timeout_ns).status);
+    return ended(portway::wait(frontier, nullptr, pushed.position + 1, left(start, timeout_ns)).status);
   }
 
   PORTWAY_FN Pushed push_put(u32 op, u64 source, u64 destination, u64 len_bytes, u64 timeout_ns) const {
     const bool fits = len_bytes != 0 && detail::inside(source, len_bytes, source_len_bytes) &&
                       detail::inside(destination, len_bytes, destination_len_bytes);
-    if (!is_valid() || !fits) return {Status::kInvalid, 0};
+    if (!is_valid() || !fits || !fifo.accepts(timeout_ns)) return {Status::kInvalid, 0};
+    if (len_bytes <= kMaxPutBytes) {
+      return push(fifo, detail::request(op, channel, len_bytes, source, destination), timeout_ns);
+    }
+    const u64 start = platform::clock_ns();
     for (; len_bytes > kMaxPutBytes; len_bytes -= kMaxPutBytes) {
       const Trigger part = detail::request(kPut, channel, kMaxPutBytes, source, destination);
-      const Pushed pushed = push(fifo, part, timeout_ns);
+      const Pushed pushed = push(fifo, part, left(start, timeout_ns));
       if (pushed.status != Status::kOk) return pushed;
       source += kMaxPutBytes;
       destination += kMaxPutBytes;
     }
-    return push(fifo, detail::request(op, channel, len_bytes, source, destination), timeout_ns);
+    return push(fifo, detail::request(op, channel, len_bytes, source, destination), left(start, timeout_ns));
   }
 };
 
