@@ -379,7 +379,11 @@ impl Run {
         // Where the others cannot be told their own deadlines end their waits.
         let until = self.deadline.later(Deadline::after(TELL_GRACE));
         let _ = self.life.rounds.post(round, Post::Failed(note.encode()), until);
-        self.fail(note)
+        // It may be a consequence of an earlier failure of another participant.
+        match self.life.rounds.hear_so_far(round, Deadline::after(TELL_GRACE)) {
+            Some(Heard::Failed(first)) => self.fail(first),
+            _ => self.fail(note),
+        }
     }
 
     /// This participant alone cannot go on, after it has said that it could: the others hear of it in the next round.

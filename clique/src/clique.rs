@@ -9,11 +9,9 @@ use crate::bring_up::CliqueBuilder;
 use crate::closing::Meeting;
 use crate::custody::Quarantine;
 use crate::failure::Fault;
-use crate::life::ABORT_WITHIN;
 use crate::member::Member;
 use crate::owner::Desk;
 use crate::report::{Closed, Durations};
-use crate::state::Phase;
 use crate::sync::{Deadline, lock};
 use crate::team::Team;
 use crate::watcher::Watcher;
@@ -92,14 +90,7 @@ impl Clique {
     /// [`CliqueError::Ended`]. Returns within a second; what has not come back then is in quarantine.
     pub fn abort(&self) -> Quarantine {
         let life = &self.team.life;
-        if life.end().is_none() {
-            let note =
-                Fault::new(None, "this participant aborted its clique").note(Phase::Ready, &life.process);
-            life.tell(&note);
-            let clique = life.rounds.clique.clone();
-            life.finish(CliqueError::Ended { clique, how: "aborted" }, Deadline::after(ABORT_WITHIN));
-        }
-        life.wait_until_gone();
+        life.end_by_itself("aborted", "this participant aborted its clique");
         life.quarantine.clone()
     }
 

@@ -87,6 +87,12 @@ impl Fault {
 
     pub(crate) fn note(self, phase: Phase, process: &str) -> Note {
         let Fault { rank, status, cause, missing, .. } = self;
-        Note { phase, rank, process: process.to_owned(), status, cause, missing }
+        Note { phase, rank, process: process.to_owned(), status, cause, missing, at_ns: now_ns() }
     }
+}
+
+/// The time by this host's clock.
+pub(crate) fn now_ns() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -1,7 +1,7 @@
 //! [`joint`]: each participant does its part, and all go on together or none does.
 
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
 use crate::CliqueError;
@@ -98,7 +98,8 @@ impl Joint<'_> {
                     }
                 }
                 Ok(Event::Own(_, Err(fault))) => {
-                    return Err(self.tell(fault.note(self.phase, self.process)));
+                    let own = self.tell(fault.note(self.phase, self.process));
+                    return Err(first_of(own, &next));
                 }
                 Ok(Event::Heard(Ok(Heard::All(_)))) => {
                     let own_done = own_done.unwrap_or_else(Instant::now);
@@ -169,6 +170,19 @@ impl Joint<'_> {
         let mut fault = Fault::new(None, cause);
         fault.missing = ranks;
         self.tell(fault.note(self.phase, self.process))
+    }
+}
+
+/// The own failure, or an earlier one of another participant, of which it may be a consequence. The listener hears both
+/// at once.
+fn first_of<R>(own: Note, next: &Receiver<Event<R>>) -> Note {
+    let until = Deadline::after(TELL_GRACE);
+    loop {
+        match next.recv_timeout(until.left()) {
+            Ok(Event::Heard(Ok(Heard::Failed(first)))) => return first,
+            Ok(Event::Own(..)) => {}
+            Ok(Event::Heard(_)) | Err(_) => return own,
+        }
     }
 }
 

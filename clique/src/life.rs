@@ -123,9 +123,21 @@ impl Life {
 
     /// Ends it with this word, and aborts what there is.
     pub(crate) fn finish(&self, how: CliqueError, deadline: Deadline) -> CliqueError {
+        self.finish_and_tell(how, None, deadline)
+    }
+
+    /// The same, telling the other participants. The word is set first, so that the own watcher does not take what the
+    /// others are told for news.
+    pub(crate) fn finish_and_tell(
+        &self,
+        how: CliqueError,
+        told: Option<&Note>,
+        deadline: Deadline,
+    ) -> CliqueError {
         let (first, is_this) = self.end.set(how);
         if is_this {
             self.barrier.fail(&first);
+            told.into_iter().for_each(|note| self.tell(note));
             self.abort(deadline);
         }
         first
@@ -142,14 +154,19 @@ impl Life {
         }
     }
 
-    /// Ends it in a phase, telling the other participants.
+    /// Ends it while it is used, telling the other participants.
     pub(crate) fn fail_ready(&self, fault: Fault) -> CliqueError {
-        if let Some(end) = self.end() {
-            return end;
-        }
         let note = fault.note(Phase::Ready, &self.process);
-        self.tell(&note);
-        self.fail(note, Deadline::after(ABORT_WITHIN))
+        let failed = CliqueError::Failed(Arc::new(self.failure(note.clone())));
+        self.finish_and_tell(failed, Some(&note), Deadline::after(ABORT_WITHIN))
+    }
+
+    /// Ends it by the will of this participant, telling the others what it did.
+    pub(crate) fn end_by_itself(&self, how: &'static str, what: &str) {
+        let note = Fault::new(None, what).note(Phase::Ready, &self.process);
+        let ended = CliqueError::Ended { clique: self.rounds.clique.clone(), how };
+        self.finish_and_tell(ended, Some(&note), Deadline::after(ABORT_WITHIN));
+        self.wait_until_gone();
     }
 
     /// Tells the other participants that this one has ended.

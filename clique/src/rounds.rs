@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::CliqueError;
-use crate::failure::Fault;
+use crate::failure::{Fault, now_ns};
 use crate::message::Note;
 use crate::owner::spawn;
 use crate::rendezvous::{Gathered, Post, Rendezvous, Round};
@@ -136,8 +136,8 @@ impl Rounds {
                 Some(Post::Ok(bytes)) => said.push((participant, bytes)),
                 Some(Post::Failed(bytes)) => {
                     let note = Note::decode(&bytes, &self.name(participant))?;
-                    // Of several that failed at once the earliest phase, and then the lowest participant, is named.
-                    if failed.as_ref().is_none_or(|first| note.phase < first.phase) {
+                    // Of several the earliest is named, and the lowest participant if their clocks say the same.
+                    if failed.as_ref().is_none_or(|first| note.at_ns < first.at_ns) {
                         failed = Some(note);
                     }
                 }
@@ -181,6 +181,7 @@ pub(crate) fn note_of(error: &CliqueError, phase: Phase, process: &str) -> Note 
             status: failure.status,
             cause: failure.cause.clone(),
             missing: failure.missing.clone(),
+            at_ns: now_ns(),
         };
     }
     let fault = match error {

@@ -9,7 +9,7 @@ use crate::CliqueError;
 use crate::backend::{LocalRank, RawComm};
 use crate::failure::Fault;
 use crate::group::Plan;
-use crate::life::{ABORT_GRACE, ABORT_WITHIN, Life};
+use crate::life::{ABORT_GRACE, Life};
 use crate::rendezvous::Post;
 use crate::report::Closed;
 use crate::rounds::{Heard, note_of};
@@ -165,9 +165,7 @@ impl Team {
 
     /// Ends a clique that could not be handed out.
     pub(crate) fn abandon(&self, error: &CliqueError) {
-        let note = note_of(error, Phase::Ready, &self.life.process);
-        self.life.tell(&note);
-        self.life.fail(note, Deadline::after(ABORT_WITHIN));
+        self.life.fail_ready(Fault::new(None, error.to_string()));
     }
 }
 
@@ -176,12 +174,6 @@ impl Drop for Team {
         // The watcher ends by itself; nobody waits for it here.
         let watcher = lock(&self.watcher).take();
         drop(watcher);
-        if self.life.end().is_none() {
-            let fault = Fault::new(None, "this participant dropped its clique without closing it");
-            self.life.tell(&fault.note(Phase::Ready, &self.life.process));
-            let clique = self.life.rounds.clique.clone();
-            self.life.finish(CliqueError::Ended { clique, how: "dropped" }, Deadline::after(ABORT_WITHIN));
-        }
-        self.life.wait_until_gone();
+        self.life.end_by_itself("dropped", "this participant dropped its clique without closing it");
     }
 }

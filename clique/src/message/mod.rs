@@ -141,6 +141,8 @@ pub(crate) struct Note {
     pub(crate) cause: String,
     /// Ranks that had said nothing.
     pub(crate) missing: Vec<u32>,
+    /// When, in nanoseconds since 1970 by the clock of its host: of several failures the earliest is named.
+    pub(crate) at_ns: u64,
 }
 
 impl Note {
@@ -152,6 +154,7 @@ impl Note {
         writer.option(&self.status, |writer, status| writer.u32(status.0 as u32));
         writer.string(&self.cause);
         writer.list(&self.missing[..self.missing.len().min(MAX_MISSING)], |writer, rank| writer.u32(*rank));
+        writer.u64(self.at_ns);
         writer.finish()
     }
 
@@ -167,6 +170,7 @@ impl Note {
             status: reader.option("status", |reader| Ok(Status(reader.u32("status")? as i32)))?,
             cause: reader.string("cause")?,
             missing: reader.list("missing ranks", |reader| reader.u32("missing rank"))?,
+            at_ns: reader.u64("time")?,
         };
         reader.finish()?;
         Ok(note)

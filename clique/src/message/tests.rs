@@ -49,11 +49,19 @@ fn hello() -> impl Strategy<Value = Hello> {
 }
 
 fn note() -> impl Strategy<Value = Note> {
-    let place = (0..Phase::ALL.len(), option::of(any::<u32>()), option::of(any::<i32>()));
+    let place = (0..Phase::ALL.len(), option::of(any::<u32>()), option::of(any::<i32>()), any::<u64>());
     (place, ".{0,60}", ".{0,60}", vec(any::<u32>(), 0..MAX_MISSING)).prop_map(
         |(place, process, cause, missing)| {
-            let (phase, rank, status) = place;
-            Note { phase: Phase::ALL[phase], rank, process, status: status.map(Status), cause, missing }
+            let (phase, rank, status, at_ns) = place;
+            Note {
+                phase: Phase::ALL[phase],
+                rank,
+                process,
+                status: status.map(Status),
+                cause,
+                missing,
+                at_ns,
+            }
         },
     )
 }
@@ -130,6 +138,7 @@ fn what_is_wrong_is_named() {
         status: None,
         cause: "x".repeat(5000),
         missing: vec![1; 500],
+        at_ns: 1,
     };
     let bytes = note.encode();
     let seen = Note::decode(&bytes, "x").unwrap();
