@@ -3,7 +3,7 @@
 //! ```text
 //! fuzz run SECONDS SEED            every target in turn, SECONDS in all
 //! fuzz replay TARGET FILE          one input again
-//! fuzz seeds                       writes the corpora anew, from messages that are right
+//! fuzz seeds                       writes the corpora anew, from messages that are right (feature `seeds`)
 //! fuzz plants SEED                 the control: a target with a mistake in it is found out within its time
 //! ```
 //!
@@ -14,6 +14,8 @@
 mod decoders;
 mod engine;
 mod mutate;
+#[cfg(feature = "seeds")]
+mod seeds;
 
 // The decoders are private, so their files are compiled again in here, with what they need of their crates around them.
 #[path = "../../transport-ib/src/gid.rs"]
@@ -51,7 +53,8 @@ use mutate::Random;
 /// Something that takes bytes of others. It panics where it does what it must not.
 struct Target {
     name: &'static str,
-    run: fn(&[u8]),
+    /// Whether the bytes were right.
+    run: fn(&[u8]) -> bool,
 }
 
 const TARGETS: [Target; 5] = [
@@ -101,6 +104,10 @@ fn fuzz(target: &Target, seed: u64, time: Duration) -> Result<(u64, Option<Vec<u
 
 fn run(seconds: u64, seed: u64) -> Result<(), Box<dyn Error>> {
     for target in &TARGETS {
+        let stale = corpus(target.name)?.iter().filter(|input| !(target.run)(input)).count();
+        if stale > 0 {
+            println!("fuzz: {}: {stale} inputs of the corpus are right no more: fuzz seeds", target.name);
+        }
         let time = Duration::from_secs(seconds) / TARGETS.len() as u32;
         let (inputs, found) = fuzz(target, seed, time)?;
         if let Some(input) = found {
@@ -143,9 +150,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("fuzz: {name}: ok");
             Ok(())
         }
+        #[cfg(feature = "seeds")]
         ["seeds"] => {
-            let seeds = decoders::seeds()?.into_iter().chain(engine::seeds());
-            for (target, name, bytes) in seeds {
+            for (target, name, bytes) in seeds::seeds()? {
                 fs::create_dir_all(folder("corpus", target))?;
                 fs::write(folder("corpus", target).join(name), bytes)?;
             }
