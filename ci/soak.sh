@@ -12,7 +12,7 @@ seconds=${1:-120} seed=${PORTWAY_SEED:-1} outside=$target/outside
 (cd "$outside/examples" && CARGO_TARGET_DIR=$target cargo build --quiet --package soak)
 export MALLOC_ARENA_MAX=1 # or memory would depend on which thread met which
 for leak in memory threads descriptors; do
-    timeout 60 "$target/debug/soak" leak 5 "$seed" "$leak"
+    timeout 60 "$target/debug/soak" leak 6 "$seed" "$leak"
 done
 timeout $((seconds + 60)) "$target/debug/soak" run "$seconds" "$seed"
 if [ "${2:-}" = rxe ]; then

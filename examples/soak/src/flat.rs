@@ -34,7 +34,7 @@ pub struct Flat {
 /// More than the allocator's moods, less than a leak of a page an episode.
 const ALLOWED_BYTES: u64 = 2 << 20;
 /// A thread that was joined may be in the list for a moment.
-const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+const SETTLES_WITHIN: Duration = Duration::from_millis(500);
 
 impl Flat {
     /// Notes what there is after an episode, at this part of the run (0 to 1).
@@ -69,6 +69,10 @@ impl Flat {
         let flat = last.memory_bytes <= measure.memory_bytes + ALLOWED_BYTES
             && last.threads <= measure.threads
             && last.descriptors <= measure.descriptors;
-        if flat { Ok(last) } else { Err(format!("expected no more than {measure:?}, seen {last:?}")) }
+        if flat {
+            Ok(last)
+        } else {
+            Err(format!("not flat: expected no more than {measure:?}, seen {last:?}"))
+        }
     }
 }

@@ -98,7 +98,7 @@ fn run(seconds: u64, seed: u64, over: &Over, leak: Leak) -> Result<(), Box<dyn E
         episodes += 1;
         flat.note(started.elapsed().as_secs_f64() / time.as_secs_f64())?;
     }
-    let last = flat.check().map_err(|error| format!("not flat after {episodes} episodes: {error}"))?;
+    let last = flat.check().map_err(|error| format!("{error}, after {episodes} episodes"))?;
     println!(
         "soak: ok, {episodes} episodes in {seconds} s with seed {seed}, {endings:?}; at the end {last:?}"
     );
@@ -130,7 +130,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 _ => return Err(format!("no leak of {what}").into()),
             };
             match run(seconds.parse()?, seed.parse()?, &Over::Loopback, leak) {
-                Err(error) if error.to_string().starts_with("not flat") => {
+                Err(error) if error.to_string().starts_with("not flat:") => {
                     println!("soak: a leak of {what} is found: {error}");
                     Ok(())
                 }
