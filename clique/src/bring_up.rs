@@ -13,7 +13,7 @@ use crate::failure::Fault;
 use crate::group::{self, Plan, Up};
 use crate::id::{IdPlan, UniqueIds};
 use crate::joint::Joint;
-use crate::life::{ABORT_GRACE, Life, TELL_GRACE};
+use crate::life::{Life, RENDEZVOUS_GRACE, TELL_GRACE};
 use crate::message::{Hello, IdMessage, Local, Note};
 use crate::rendezvous::{Post, Rendezvous};
 use crate::report::Durations;
@@ -350,7 +350,7 @@ impl Run {
             seen: "nothing".to_owned(),
             waited: self.start.elapsed(),
         };
-        heard.recv_timeout(self.deadline.plus(ABORT_GRACE / 2).left()).map_err(late)?
+        heard.recv_timeout(self.deadline.plus(RENDEZVOUS_GRACE).left()).map_err(late)?
     }
 
     /// The answer of a call on the owner's thread.

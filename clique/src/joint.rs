@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::CliqueError;
 use crate::failure::Fault;
-use crate::life::{ABORT_GRACE, ABORT_WITHIN, Life, TELL_GRACE};
+use crate::life::{ABORT_WITHIN, Life, RENDEZVOUS_GRACE, TELL_GRACE};
 use crate::message::Note;
 use crate::owner::{Desk, spawn};
 use crate::rendezvous::Post;
@@ -90,7 +90,7 @@ impl Joint<'_> {
         let mut own_done = if count == 0 { self.say()? } else { None };
         loop {
             // The listener ends by the deadline by itself, and knows more than this clock.
-            match next.recv_timeout(self.deadline.plus(ABORT_GRACE / 2).left()) {
+            match next.recv_timeout(self.deadline.plus(RENDEZVOUS_GRACE).left()) {
                 Ok(Event::Own(index, Ok(result))) => {
                     results[index] = Some(result);
                     if results.iter().all(Option::is_some) {
@@ -113,8 +113,12 @@ impl Joint<'_> {
                     return Err(self.tell(note_of(&error, self.phase, self.process)));
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    // The rendezvous has not returned, so it is not known who did not end.
-                    return Err(self.missing(&[], own_done.is_some()));
+                    // It is not asked again, and not waited for: all that is left goes to the abort.
+                    let fault = Fault::new(None, "the rendezvous did not return by the deadline");
+                    let note = fault.note(self.phase, self.process);
+                    let now = Deadline::after(core::time::Duration::ZERO);
+                    let _ = self.rounds.post(self.round, Post::Failed(note.encode()), now);
+                    return Err(note);
                 }
             }
         }

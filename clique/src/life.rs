@@ -21,6 +21,8 @@ use crate::watcher::StopSignal;
 
 /// How long an abort may go on after a deadline before whoever waits is told.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_millis(50);
+/// How long after the deadline a rendezvous may still bring what it knows.
+pub(crate) const RENDEZVOUS_GRACE: Duration = Duration::from_millis(40);
 /// How long the others are told of a failure after the deadline, if the rendezvous does not take it at once.
 pub(crate) const TELL_GRACE: Duration = Duration::from_millis(20);
 /// The same where no deadline is near.

@@ -6,7 +6,7 @@
 mod cliques;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cliques::{Job, PATIENT, each, until};
@@ -167,7 +167,7 @@ fn a_participant_that_never_comes_is_named() {
 
 /// A rendezvous over which one phase's posts come only once it is told so.
 #[derive(Debug)]
-struct Withholding(Arc<InProcess>, &'static str, Arc<AtomicBool>);
+struct Withholding(Arc<InProcess>, &'static str, Arc<AtomicU32>);
 
 impl Rendezvous for Withholding {
     fn participant(&self) -> u32 {
@@ -180,7 +180,7 @@ impl Rendezvous for Withholding {
 
     fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
         if round.phase == self.1 {
-            until(PATIENT, "being let go", || self.2.load(Ordering::Acquire));
+            until(PATIENT, "being let go", || self.2.load(Ordering::Acquire) == 0);
         }
         self.0.post(round, post)
     }
@@ -190,35 +190,47 @@ impl Rendezvous for Withholding {
     }
 }
 
-/// One that stops before it calls the library keeps the others in it: they say who did not begin.
+/// One that stops before it calls the library keeps the others in it: they say who did not begin. On a machine that is so
+/// busy that they cannot ask by their deadline they say less; so there are three tries.
 #[test]
 fn a_rank_that_never_began_is_told_from_those_that_wait_for_it() {
-    let job = Job::new(&[1, 2, 1]);
-    let let_go = Arc::new(AtomicBool::new(false));
-    let participants = [0, 1, 2];
-    let builders: Vec<_> = participants.iter().map(|one| job.builder(*one, 0)).collect();
-    let (places, processes, flag) = (job.places.clone(), job.processes.clone(), let_go.clone());
-    let items: Vec<_> = builders.into_iter().zip(places).zip(processes).collect();
-    let threads = std::thread::spawn(move || {
-        each(PATIENT, items, move |participant, ((builder, place), process)| {
+    let one_try = || {
+        let job = Job::new(&[1, 2, 1]);
+        // The one that was stopped is let go once the other two are back.
+        let away = Arc::new(AtomicU32::new(2));
+        let parts: Vec<_> = (0..3)
+            .map(|one| {
+                (job.builder(one, 0), job.processes[one].clone(), job.places[one].clone(), away.clone())
+            })
+            .collect();
+        let errors = each(PATIENT, parts, |participant, (builder, process, place, away)| {
+            let is_stopped = participant == 1;
             let place: Arc<dyn Rendezvous> =
-                if participant == 1 { Arc::new(Withholding(place, "begun", flag.clone())) } else { place };
-            let within = if participant == 1 { SHORT * 3 } else { SHORT };
-            let result = builder.bring_up(process, place, within).map(drop).unwrap_err();
-            // The first one back lets the one go that was stopped.
-            flag.store(true, Ordering::Release);
-            result
+                if is_stopped { Arc::new(Withholding(place, "begun", away.clone())) } else { place };
+            let within = if is_stopped { SHORT * 3 } else { SHORT };
+            let error = builder.bring_up(process, place, within).map(drop).unwrap_err();
+            if !is_stopped {
+                away.fetch_sub(1, Ordering::AcqRel);
+            }
+            error
+        });
+        [&errors[0], &errors[2]].map(|error| {
+            let failure = failure(error);
+            assert_eq!(failure.phase, Phase::Initialising, "{error}");
+            (failure.missing == [1, 2], error.to_string())
         })
-    });
-    let errors = threads.join().unwrap();
-    for error in [&errors[0], &errors[2]] {
-        let failure = failure(error);
-        assert_eq!((failure.phase, &failure.missing[..]), (Phase::Initialising, &[1, 2][..]), "{error}");
-        assert!(
-            error.to_string().contains("the ranks [1, 2] of other participants did not begin"),
-            "{error}"
-        );
+    };
+    let mut said = Vec::new();
+    for _ in 0..3 {
+        let errors = one_try();
+        if errors.iter().all(|(exact, text)| {
+            *exact && text.contains("the ranks [1, 2] of other participants did not begin")
+        }) {
+            return;
+        }
+        said.push(errors);
     }
+    panic!("{said:?}");
 }
 
 /// A rendezvous that keeps no limit, in a post or in a gather, at any of the exchanges: the bring-up returns all the same.
