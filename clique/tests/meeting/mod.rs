@@ -54,24 +54,31 @@ pub fn fresh_folder() -> PathBuf {
 }
 
 /// All participants of a rendezvous. Participant 0 leaves last, because it waits for the others.
-pub struct Members(Vec<Arc<dyn Rendezvous>>);
+pub struct Members {
+    all: Vec<Arc<dyn Rendezvous>>,
+    folder: Option<PathBuf>,
+}
 
 impl Deref for Members {
     type Target = [Arc<dyn Rendezvous>];
 
     fn deref(&self) -> &Self::Target {
-        &self.0
+        &self.all
     }
 }
 
 impl Drop for Members {
     fn drop(&mut self) {
-        while self.0.pop().is_some() {}
+        while self.all.pop().is_some() {}
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir_all(folder);
+        }
     }
 }
 
 pub fn meet(kind: Kind, participants: u32) -> Members {
-    Members(match kind {
+    let folder = (kind == Kind::SharedFile).then(fresh_folder);
+    let all = match kind {
         Kind::InProcess => {
             let hub = Hub::new(participants).unwrap();
             (0..participants).map(|participant| Arc::new(hub.join(participant).unwrap()) as _).collect()
@@ -84,14 +91,15 @@ pub fn meet(kind: Kind, participants: u32) -> Members {
             std::iter::once(Arc::new(first) as _).chain(rest).collect()
         }
         Kind::SharedFile => {
-            let directory = fresh_folder();
-            let start = &|p| SharedFile::start(file(p, participants, &directory)).unwrap();
+            let directory = folder.as_deref().unwrap();
+            let start = &|p| SharedFile::start(file(p, participants, directory)).unwrap();
             std::thread::scope(|scope| {
                 let all: Vec<_> = (0..participants).map(|p| scope.spawn(move || start(p))).collect();
                 all.into_iter().map(|one| Arc::new(one.join().unwrap()) as _).collect()
             })
         }
-    })
+    };
+    Members { all, folder }
 }
 
 pub fn round(attempt: u64, phase: &'static str) -> Round {
