@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 seconds=${1:-50} seed=${PORTWAY_SEED:-1}
+(cd fuzz && cargo fmt -- --check)
 cp Cargo.lock fuzz/Cargo.lock # the same versions of what comes from the registry
 CARGO_TARGET_DIR=$target cargo build --quiet --manifest-path fuzz/Cargo.toml
 timeout 120 "$target/debug/fuzz" plants "$seed"

@@ -18,6 +18,7 @@ cp -a examples "$outside/examples"
 rm -rf "$outside/examples/target"
 cp -n Cargo.lock "$outside/examples/" # the same versions of what comes from the registry
 ! grep -rnE '(path|git) *=' "$outside"/examples/*/Cargo.toml || fail "an example depends on more than what is published"
+(cd examples && cargo fmt -- --check)
 export CARGO_TARGET_DIR=$target
 cd "$outside/examples"
 
