@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if ! command -v strace >/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-    timeout 300 apt-get install -y -q strace >/dev/null 2>&1 || true
+    { timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq strace; } >/dev/null
 fi
 if ! command -v strace >/dev/null; then
     echo "waived: no system calls: strace is not installed"

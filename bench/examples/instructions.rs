@@ -19,7 +19,9 @@ fn main() -> ExitCode {
     let count = words.next().and_then(|count| count.parse().ok()).filter(|count| *count <= PUSHED);
     let (Some(path), Some(count)) = (path, count) else { return usage() };
     let run = match path.as_str() {
+        "push" => push,
         "fifo" => fifo,
+        "dearer" => dearer,
         _ => return usage(),
     };
     match run(count) {
@@ -32,12 +34,33 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: instructions fifo COUNT, with COUNT at most {PUSHED}");
+    eprintln!("usage: instructions push|fifo|dearer COUNT, with COUNT at most {PUSHED}");
     ExitCode::from(2)
+}
+
+/// Push by a software producer, which always finds room.
+fn push(count: u64) -> Result<(), Box<dyn std::error::Error>> {
+    let (fifo, _consumer) = Fifo::new(&Heap, Config { slots: PUSHED, ..Config::default() })?;
+    let producer = fifo.producer()?;
+    for n in 0..count {
+        producer.push(Trigger::new([n, !n >> 1])?)?;
+    }
+    Ok(())
 }
 
 /// Pop and publish of the FIFO's consumer.
 fn fifo(count: u64) -> Result<(), Box<dyn std::error::Error>> {
+    take(count, |word| word)
+}
+
+/// The same with a little more work a trigger: the control, which has to be found.
+fn dearer(count: u64) -> Result<(), Box<dyn std::error::Error>> {
+    take(count, std::hint::black_box)
+}
+
+/// Takes `count` of as many triggers as the ring holds, and reads a word of each.
+#[inline(always)]
+fn take(count: u64, read: impl Fn(u64) -> u64) -> Result<(), Box<dyn std::error::Error>> {
     let (fifo, mut consumer) = Fifo::new(&Heap, Config { slots: PUSHED, ..Config::default() })?;
     let producer = fifo.producer()?;
     for n in 0..PUSHED {
@@ -46,7 +69,7 @@ fn fifo(count: u64) -> Result<(), Box<dyn std::error::Error>> {
     let (mut taken, mut sum) = (0, 0);
     while taken < count {
         let max = BATCH.min((count - taken) as usize);
-        match consumer.drain(max, |_, trigger| sum += trigger.words()[0]) {
+        match consumer.drain(max, |_, trigger| sum += read(trigger.words()[0])) {
             0 => return Err(format!("{taken} of {PUSHED} triggers were there").into()),
             some => taken += some as u64,
         }

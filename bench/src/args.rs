@@ -207,7 +207,7 @@ impl Args {
         for flag in SHAPE.iter().filter(given) {
             let read = match args.what() {
                 What::List | What::Page(_) => false,
-                What::Layers(layers) => layers.iter().any(|layer| layer.flags.contains(&as_layers_say(flag))),
+                What::Layers(layers) => layers.iter().any(|layer| layer.flags.contains(as_layers_say(flag))),
             };
             if !read {
                 let name = args.layer.as_deref().unwrap_or("no layer");

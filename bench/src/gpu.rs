@@ -12,6 +12,7 @@ use portway_fifo::{Platform, Region};
 
 use crate::failure::Failure;
 use crate::machine::{Pinning, pin};
+use crate::progress;
 use crate::report::Report;
 
 /// See the module.
@@ -50,6 +51,16 @@ pub fn with(
         }
     }
     Ok(())
+}
+
+/// What this machine lacks for kernels, or why its GPU cannot be used.
+pub fn lacks() -> Option<String> {
+    match Gpu::open().and_then(Gpu::close) {
+        Ok(()) => None,
+        Err(error) => {
+            Some(lacking(&error).map_or(String::new(), |what| format!("{what}: ")) + &error.to_string())
+        }
+    }
 }
 
 /// What a machine without a usable GPU lacks, if the error says that there is none.
@@ -132,6 +143,7 @@ impl Gpu {
         launch: impl FnOnce(&Stream) -> Result<(), Error>,
         serve: impl FnOnce(&AtomicBool) -> T + Send,
     ) -> Result<T, Failure> {
+        progress::begin(measurement);
         let ended = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let server = scope.spawn(|| {

@@ -1,7 +1,5 @@
 //! [`Layer`]: what can be measured. A new layer is a file with a `LAYER` in it and a line in [`ALL`].
 
-use std::fmt::Write;
-
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::fifo;
@@ -49,38 +47,4 @@ const fn unmeasured(name: &'static str, measures: &'static str, needs: &'static 
 /// The layer of that name.
 pub fn by_name(name: &str) -> Option<&'static Layer> {
     ALL.iter().find(|layer| layer.name == name)
-}
-
-/// What `portway-bench list` prints.
-pub fn list(args: &Args) -> String {
-    let mut text = String::from("# layer   here     needs; what is measured\n");
-    for layer in ALL {
-        let (here, why) = match (layer.find)(args) {
-            Ok(_) => ("yes", String::new()),
-            Err(lacking) => ("waived", format!(" ({lacking})")),
-        };
-        let Layer { name, measures, needs, .. } = layer;
-        let _ = writeln!(text, "  {name:7} {here:8} needs {needs}; {measures}{why}");
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::args;
-
-    #[test]
-    fn list_names_each_layer_and_what_it_lacks() {
-        let args = args::parse("list").unwrap();
-        let text = list(&args);
-        for layer in ALL {
-            let line = text.lines().find(|line| line.split_whitespace().next() == Some(layer.name)).unwrap();
-            assert!(line.contains(layer.needs), "{line}");
-            match (layer.find)(&args) {
-                Ok(_) => assert!(line.contains(" yes "), "{line}"),
-                Err(why) => assert!(line.contains("waived") && line.contains(&why), "{line}"),
-            }
-        }
-    }
 }

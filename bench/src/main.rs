@@ -11,6 +11,7 @@ mod gpu;
 mod ib;
 mod ipc;
 mod layer;
+mod list;
 mod machine;
 mod page;
 mod progress;
@@ -39,7 +40,7 @@ use report::{Report, Status};
 fn main() -> ExitCode {
     let args = Args::from_command_line();
     let outcome = match args.what() {
-        What::List => say(&layer::list(&args)).map(|()| 0),
+        What::List => say(&list::list(&args)).map(|()| 0),
         What::Page(results) => page(&args, &results).map(|()| 0),
         What::Layers(layers) => run(&args, &layers),
     };

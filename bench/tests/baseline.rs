@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use support::{bench, file, json, text};
@@ -32,7 +32,7 @@ fn faster(result: &mut Value, factor: f64) {
     }
 }
 
-fn compare(path: &PathBuf, tolerance: f64) -> (Option<i32>, String) {
+fn compare(path: &Path, tolerance: f64) -> (Option<i32>, String) {
     let output = bench(&format!("{SMALL} --baseline {} --tolerance {tolerance}", path.display()));
     (output.status.code(), text(&output))
 }

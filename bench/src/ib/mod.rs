@@ -1,6 +1,6 @@
 //! The `ib` layer: the stack over the InfiniBand transport, beside a raw loop over plain verbs and beside perftest.
 
-mod perftest;
+pub mod perftest;
 mod raw;
 mod recorded;
 mod rows;

@@ -159,6 +159,7 @@ impl<'a> Gpus<'a> {
         len_bytes: u64,
         plans: [Plan; 2],
     ) -> Result<[Found; 2], Failure> {
+        crate::progress::begin(measurement);
         let failed = |source| Failure::gpu(measurement, source);
         let wired = Wired::new(self.contexts(), place, len_bytes, self.args, self.pinning)
             .map_err(|source| Failure::proxy(measurement, source))?;

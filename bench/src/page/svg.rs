@@ -194,9 +194,10 @@ fn measured(svg: &mut String, plot: &Plot, line: &Line, x: &Scale, y: &Scale) {
         let _ = writeln!(
             svg,
             "<circle class=\"knee\" cx=\"{at:.1}\" cy=\"{up:.1}\" r=\"8\"><title>knee at {} Mops</title></circle>\
-             <text class=\"mark\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">knee</text>",
+             <text class=\"mark\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">knee</text>",
             label(plot.x, point.x),
-            up - 13.0
+            at - 8.0,
+            up - 11.0
         );
     }
     svg.push_str("</g>\n");

@@ -217,6 +217,7 @@ fn launch(
     triggers: impl FnOnce(&Done) -> u64,
 ) -> Result<(Done, Vec<[u32; 2]>), Failure> {
     let Bench { gpu, module, args, pinning } = bench;
+    crate::progress::begin(name);
     let failed = |source| Failure::gpu(name, source);
     let function = gpu::function(module, kernel)?;
     let wired = Wired::new(&gpu.context, plan.len_bytes * plan.window, args.deadline(), pinning.engine())

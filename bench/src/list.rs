@@ -1,0 +1,124 @@
+//! What `portway-bench list` prints: every measurement, what it needs, and whether this machine has it.
+
+use std::fmt::Write;
+
+use crate::args::Args;
+use crate::gpu;
+use crate::ib::perftest::Perftest;
+use crate::layer::{self, Layer};
+
+/// What a measurement needs beside what its layer needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Nothing,
+    Gpu,
+    Perftest,
+}
+
+/// Every test of every layer, by the name that its rows have.
+const TESTS: &[(&str, &str, Need)] = &[
+    ("fifo", "throughput", Need::Nothing),
+    ("fifo", "push-pop", Need::Nothing),
+    ("fifo", "push-sync", Need::Nothing),
+    ("fifo", "gpu-throughput", Need::Gpu),
+    ("fifo", "gpu-push-sync", Need::Gpu),
+    ("fifo", "gpu-load", Need::Gpu),
+    ("proxy", "throughput", Need::Nothing),
+    ("proxy", "push-flush", Need::Nothing),
+    ("put", "latency", Need::Nothing),
+    ("put", "throughput", Need::Nothing),
+    ("put", "gpu-latency", Need::Gpu),
+    ("put", "gpu-throughput", Need::Gpu),
+    ("ib", "latency beside raw verbs", Need::Nothing),
+    ("ib", "throughput beside raw verbs", Need::Nothing),
+    ("ib", "latency beside ib_write_lat", Need::Perftest),
+    ("ib", "throughput beside ib_write_bw", Need::Perftest),
+    ("ipc", "latency", Need::Gpu),
+    ("ipc", "signal", Need::Gpu),
+    ("ipc", "bandwidth", Need::Gpu),
+];
+
+/// What this machine lacks.
+struct Lacks {
+    gpu: Option<String>,
+    perftest: Option<String>,
+}
+
+impl Lacks {
+    fn look() -> Self {
+        let perftest = Perftest::find().is_none();
+        let perftest = perftest.then(|| "ib_write_lat and ib_write_bw are not installed".to_owned());
+        Lacks { gpu: gpu::lacks(), perftest }
+    }
+
+    fn of(&self, need: Need) -> Option<&str> {
+        match need {
+            Need::Nothing => None,
+            Need::Gpu => self.gpu.as_deref(),
+            Need::Perftest => self.perftest.as_deref(),
+        }
+    }
+}
+
+/// A line for each layer, and one for each of its measurements.
+pub fn list(args: &Args) -> String {
+    text(args, &Lacks::look())
+}
+
+fn text(args: &Args, lacks: &Lacks) -> String {
+    let mut text = String::from("# layer and its measurements        here     needs; what is measured\n");
+    for layer in layer::ALL {
+        let lacking = (layer.find)(args).err();
+        let Layer { name, measures, needs, .. } = layer;
+        line(&mut text, name, lacking.as_deref(), &format!("{needs}; {measures}"));
+        for (_, test, need) in TESTS.iter().filter(|(of, ..)| of == name) {
+            let words = match need {
+                Need::Nothing => "what the layer needs",
+                Need::Gpu => "a GPU, libcuda and NVRTC",
+                Need::Perftest => "perftest",
+            };
+            let lacking = lacking.as_deref().or(lacks.of(*need));
+            line(&mut text, &format!("  {test}"), lacking, words);
+        }
+    }
+    text
+}
+
+fn line(text: &mut String, name: &str, lacking: Option<&str>, needs: &str) {
+    let here = if lacking.is_some() { "waived" } else { "yes" };
+    let why = lacking.map_or(String::new(), |lacking| format!(" ({lacking})"));
+    let _ = writeln!(text, "  {name:33} {here:8} needs {needs}{why}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args;
+
+    #[test]
+    fn list_names_each_layer_and_what_it_lacks() {
+        let args = args::parse("list").unwrap();
+        let text = list(&args);
+        for layer in layer::ALL {
+            let line = text.lines().find(|line| line.split_whitespace().next() == Some(layer.name)).unwrap();
+            assert!(line.contains(layer.needs), "{line}");
+            match (layer.find)(&args) {
+                Ok(_) => assert!(line.contains(" yes "), "{line}"),
+                Err(why) => assert!(line.contains("waived") && line.contains(&why), "{line}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_measurement_is_waived_for_what_it_needs_itself() {
+        let lacks = Lacks { gpu: Some("no GPU".into()), perftest: None };
+        let text = text(&args::parse("list").unwrap(), &lacks);
+        let of =
+            |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
+        assert!(of("gpu-load").contains("waived") && of("gpu-load").contains("(no GPU)"), "{text}");
+        assert!(of("push-pop").contains(" yes "), "{text}");
+        let has = Lacks { gpu: None, perftest: None };
+        let text = super::text(&args::parse("list").unwrap(), &has);
+        assert!(text.lines().any(|line| line.contains("gpu-load") && line.contains(" yes ")), "{text}");
+    }
+}
