@@ -1,4 +1,4 @@
-//! [`joint`]: each participant does its part, and all go on together or none does.
+//! [`Joint`]: each participant does its part, and all go on together or none does.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
