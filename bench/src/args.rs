@@ -526,5 +526,6 @@ mod tests {
         assert!(parse("list --drain 1").is_err());
         assert!(parse("--drain 1").is_ok());
         assert!(parse("ib -n 5").is_ok());
+        assert!(parse("fifo --proxies 2").is_ok());
     }
 }

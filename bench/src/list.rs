@@ -60,7 +60,7 @@ impl Lacks {
     }
 }
 
-/// A line for each layer, and one for each of its measurements.
+/// A line for each layer, and one for each of its measurements. What they lack is said once.
 pub fn list(args: &Args) -> String {
     text(args, &Lacks::look())
 }
@@ -70,24 +70,26 @@ fn text(args: &Args, lacks: &Lacks) -> String {
     for layer in layer::ALL {
         let lacking = (layer.find)(args).err();
         let Layer { name, measures, needs, .. } = layer;
-        line(&mut text, name, lacking.as_deref(), &format!("{needs}; {measures}"));
+        let why = lacking.as_ref().map_or(String::new(), |lacking| format!(" ({lacking})"));
+        line(&mut text, name, lacking.is_some(), &format!("needs {needs}; {measures}{why}"));
         for (_, test, need) in TESTS.iter().filter(|(of, ..)| of == name) {
             let words = match need {
-                Need::Nothing => "what the layer needs",
-                Need::Gpu => "a GPU, libcuda and NVRTC",
-                Need::Perftest => "perftest",
+                Need::Nothing => "",
+                Need::Gpu => "needs a GPU, libcuda and NVRTC",
+                Need::Perftest => "needs perftest",
             };
-            let lacking = lacking.as_deref().or(lacks.of(*need));
-            line(&mut text, &format!("  {test}"), lacking, words);
+            line(&mut text, &format!("  {test}"), lacking.is_some() || lacks.of(*need).is_some(), words);
         }
+    }
+    for lacking in [&lacks.gpu, &lacks.perftest].into_iter().flatten() {
+        let _ = writeln!(text, "# {lacking}");
     }
     text
 }
 
-fn line(text: &mut String, name: &str, lacking: Option<&str>, needs: &str) {
-    let here = if lacking.is_some() { "waived" } else { "yes" };
-    let why = lacking.map_or(String::new(), |lacking| format!(" ({lacking})"));
-    let _ = writeln!(text, "  {name:33} {here:8} needs {needs}{why}");
+fn line(text: &mut String, name: &str, waived: bool, words: &str) {
+    let here = if waived { "waived" } else { "yes" };
+    let _ = writeln!(text, "{}", format!("  {name:33} {here:8} {words}").trim_end());
 }
 
 #[cfg(test)]
@@ -115,8 +117,8 @@ mod tests {
         let text = text(&args::parse("list").unwrap(), &lacks);
         let of =
             |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
-        assert!(of("gpu-load").contains("waived") && of("gpu-load").contains("(no GPU)"), "{text}");
-        assert!(of("push-pop").contains(" yes "), "{text}");
+        assert!(of("gpu-load").contains(" waived ") && text.ends_with("\n# no GPU\n"), "{text}");
+        assert!(of("push-pop").ends_with(" yes"), "{text}");
         let has = Lacks { gpu: None, perftest: None };
         let text = super::text(&args::parse("list").unwrap(), &has);
         assert!(text.lines().any(|line| line.contains("gpu-load") && line.contains(" yes ")), "{text}");

@@ -139,10 +139,10 @@ fn every_row_that_this_machine_makes_is_a_measurement_of_the_list_that_it_has() 
     let mut here = Vec::new();
     let mut layer = "";
     for line in list.lines().filter(|line| !line.starts_with('#')) {
-        let name = line[2..].split(" yes ").next().unwrap().split(" waived ").next().unwrap().trim_end();
+        let (name, here_or_not) = (line[2..35].trim_end(), line[35..].split_whitespace().next().unwrap());
         match name.strip_prefix("  ") {
             None => layer = name,
-            Some(test) if line.contains(" yes ") => here.push((layer.to_owned(), test.to_owned())),
+            Some(test) if here_or_not == "yes" => here.push((layer.to_owned(), test.to_owned())),
             Some(_) => {}
         }
     }

@@ -22,7 +22,7 @@ pub const LAYER: Layer = Layer {
     measures: "the ring alone: software producers or kernels push, one thread drains",
     needs: "nothing, or a GPU for kernels",
     find: |_| Ok(run),
-    flags: &["producers", "depth", "batch", "drain", "rate", "poll"],
+    flags: &["producers", "depth", "batch", "drain", "rate", "proxies", "poll"],
     unit: TimeUnit::Nanoseconds,
 };
 
