@@ -23,6 +23,7 @@ mod round;
 mod stats;
 mod table;
 mod trial;
+mod values;
 
 use std::fs::File;
 use std::io::{self, Write};
