@@ -15,7 +15,7 @@ use crate::keeper::Keeper;
 use crate::message::{self, MAX_SPANS, Span};
 use crate::sys;
 
-/// Ranges that a dma-buf is asked for begin and end at multiples of this.
+/// Ranges of a dma-buf are registered from a multiple of this to another.
 const PAGE_BYTES: u64 = 4096;
 
 /// Whether writes to a memory may be placed in another order than they were sent.
@@ -169,17 +169,16 @@ impl Local {
             }
             _ => return Local::host(keeper, region, order),
         }
-        let segments = region.owner().segments(region.range())?;
-        check_cover(&segments, region)?;
+        let parts = parts(&region.owner().segments(region.range())?, region)?;
         let mut memory = Local {
             region: region.clone(),
             spans: Vec::new(),
             registrations: Vec::new(),
             bound: AtomicUsize::new(0),
         };
-        for segment in segments {
-            let registration = register_segment(keeper, region, segment, order)?;
-            memory.add(segment, registration);
+        for part in parts {
+            let registration = register_segment(keeper, region, part, order)?;
+            memory.add(part, registration);
         }
         Ok(memory)
     }
@@ -210,23 +209,28 @@ impl Local {
     }
 }
 
-/// Whether a memory's segments cover the region, in order and without gaps: what is missing would be lost silently.
-fn check_cover(segments: &[Segment], region: &Region) -> Result<(), TransportError> {
+/// The parts of a memory's segments that lie in the region: a memory gives whole segments, of which the first may begin
+/// before it and the last end after it. Refused if they leave a gap: what is missing would be lost silently.
+fn parts(segments: &[Segment], region: &Region) -> Result<Vec<Segment>, TransportError> {
+    let end = region.address() + region.len_bytes();
     let mut at = region.address();
+    let mut parts = Vec::new();
     for segment in segments {
-        if segment.address != at || segment.len_bytes == 0 {
+        let part_end = segment.address.saturating_add(segment.len_bytes).min(end);
+        if segment.address > at || part_end <= at {
             break;
         }
-        at += segment.len_bytes;
+        parts.push(Segment { address: at, len_bytes: part_end - at });
+        at = part_end;
     }
-    if at != region.address() + region.len_bytes() || segments.len() > MAX_SPANS {
+    if at != end || parts.len() > MAX_SPANS {
         return Err(TransportError::Malformed {
             what: "segments of a GPU memory",
             expected: format!("{} bytes in a row from {:#x}", region.len_bytes(), region.address()),
-            seen: format!("{} segments that end at {at:#x}", segments.len()),
+            seen: format!("{} segments that cover it up to {at:#x}", segments.len()),
         });
     }
-    Ok(())
+    Ok(parts)
 }
 
 fn access(order: Order) -> u32 {
@@ -279,16 +283,24 @@ fn register_dma_buf(
     let Some(register) = device.verbs().table().reg_dmabuf_mr else {
         return Ok(Err("as dma-buf: the verbs library is too old".into()));
     };
-    // Whole pages of the allocation, which itself is made of whole pages.
-    let begin = segment.address & !(PAGE_BYTES - 1);
-    let end = (segment.address + segment.len_bytes).next_multiple_of(PAGE_BYTES);
-    let pages = Segment { address: begin, len_bytes: end - begin };
-    let buffer = match region.owner().dma_buf(pages) {
+    let buffer = match region.owner().dma_buf(segment) {
         Ok(buffer) => buffer,
         Err(error @ portway_fifo::Error::Unsupported { .. }) => {
             return Ok(Err(format!("as dma-buf: {error}")));
         }
         Err(error) => return Err(error.into()),
+    };
+    // The pages that the segment touches: an allocation may end within its last, and memory is asked for no more than it
+    // has.
+    let begin = segment.address & !(PAGE_BYTES - 1);
+    let end = (segment.address + segment.len_bytes).next_multiple_of(PAGE_BYTES);
+    let pages = Segment { address: begin, len_bytes: end - begin };
+    let Some(offset_bytes) = buffer.offset_bytes.checked_sub(segment.address - begin) else {
+        return Err(TransportError::Malformed {
+            what: "dma-buf of a GPU memory",
+            expected: format!("the page at {begin:#x} whole"),
+            seen: format!("the segment at {:#x} at offset {}", segment.address, buffer.offset_bytes),
+        });
     };
     let unsupported = [rustix::io::Errno::OPNOTSUPP.raw_os_error(), rustix::io::Errno::NOSYS.raw_os_error()];
     let mut orders = vec![order];
@@ -298,10 +310,18 @@ fn register_dma_buf(
     }
     let mut last = 0;
     for order in orders {
-        let (offset, len) = (buffer.offset_bytes, pages.len_bytes as usize);
-        // SAFETY: the descriptor is open, and the buffer holds the pages at this offset (contract of `Memory::dma_buf`).
+        let len = pages.len_bytes as usize;
+        // SAFETY: the descriptor is open, and at this offset of its buffer the pages begin that the segment touches; the
+        // kernel refuses a range past the buffer's end.
         let registration = unsafe {
-            register(device.domain(), offset, len, pages.address, buffer.fd.as_raw_fd(), access(order) as i32)
+            register(
+                device.domain(),
+                offset_bytes,
+                len,
+                pages.address,
+                buffer.fd.as_raw_fd(),
+                access(order) as i32,
+            )
         };
         // SAFETY: what the call above returned.
         match unsafe { Registration::take("ibv_reg_dmabuf_mr", keeper, registration) } {

@@ -61,8 +61,27 @@ fn gpu_memory_goes_by_whole_pages_and_the_real_offset() {
     // 5,000 to 8,000 lies in the pages from 4,096 to 8,192.
     assert_eq!(world.log().dma_bufs, [((2 << 20) + 4096, 4096, base + 4096, WRITES | RELAXED)]);
     let asked = gpu.asked.lock().unwrap().clone();
-    assert_eq!((asked[0].address, asked[0].len_bytes), (base + 4096, 4096));
+    assert_eq!((asked[0].address, asked[0].len_bytes), (base + 5000, 3000));
     assert!(world.log().pages.is_empty());
+}
+
+#[test]
+fn gpu_memory_that_ends_within_a_page_is_not_asked_for_more() {
+    let gpu = Arc::new(Gpu::new(5000, 1 << 30));
+    let (world, ib) = open(beside(&gpu));
+    ib.register(&gpu.region(0, 5000)).unwrap();
+    assert_eq!(world.log().dma_bufs, [(0, 8192, gpu.base.address(), WRITES | RELAXED)]);
+}
+
+#[test]
+fn a_part_of_gpu_memory_is_exported_as_that_part() {
+    let gpu = Arc::new(Gpu::new(64 << 10, 16 << 10));
+    let (_world, ib) = open(beside(&gpu));
+    for (offset_bytes, len_bytes) in [(0, 8), (100, 20_000), (16 << 10, 16 << 10), (60_000, 5_536)] {
+        let memory = ib.register(&gpu.region(offset_bytes, len_bytes)).unwrap();
+        let there = ib.import(&ib.export(&memory).unwrap()).unwrap();
+        assert_eq!(there.len_bytes, len_bytes, "at {offset_bytes}");
+    }
 }
 
 #[test]

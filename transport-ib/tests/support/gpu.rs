@@ -42,13 +42,12 @@ impl Gpu {
 
 impl Memory for Gpu {
     fn segments(&self, range: Segment) -> Result<Vec<Segment>, Error> {
-        let (begin, end) = (range.address, range.address + range.len_bytes);
+        // Whole, as CUDA memory gives them.
+        let (base, limit) = (self.base.address(), self.base.address() + self.base.len_bytes());
         let mut segments = Vec::new();
-        let mut at = begin;
-        while at < end {
-            let next = self.base.address()
-                + ((at - self.base.address()) / self.segment_bytes + 1) * self.segment_bytes;
-            let next = next.min(end);
+        let mut at = base + (range.address - base) / self.segment_bytes * self.segment_bytes;
+        while at < range.address + range.len_bytes {
+            let next = (at + self.segment_bytes).min(limit);
             segments.push(Segment { address: at, len_bytes: next - at });
             at = next;
         }
@@ -62,12 +61,15 @@ impl Memory for Gpu {
         if !self.dma_buf {
             return Err(Error::Unsupported { what: "this memory as dma-buf" });
         }
+        let offset_bytes = segment.address.wrapping_sub(self.base.address());
+        let limit_bytes = self.base.len_bytes();
+        if offset_bytes.checked_add(segment.len_bytes).is_none_or(|end| end > limit_bytes) {
+            let (len_bytes, address) = (segment.len_bytes, self.base.address());
+            return Err(Error::Range { what: "dma-buf", offset_bytes, len_bytes, address, limit_bytes });
+        }
         self.asked.lock().unwrap().push(segment);
         let fd = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        Ok(DmaBuf {
-            fd,
-            offset_bytes: self.offset_bytes + (segment.address - self.base.address()) % self.segment_bytes,
-        })
+        Ok(DmaBuf { fd, offset_bytes: self.offset_bytes + offset_bytes % self.segment_bytes })
     }
 
     fn ipc_handle(&self, _: Segment, _: IpcKind) -> Result<IpcHandle, Error> {
@@ -93,7 +95,7 @@ impl Platform for GpuPlatform {
     }
 
     fn device_memory(&self, len_bytes: u64) -> Result<Region, Error> {
-        let gpu = Arc::new(Gpu::new(len_bytes.next_multiple_of(4096), 2 << 20));
+        let gpu = Arc::new(Gpu::new(len_bytes.next_multiple_of(2 << 20), 2 << 20));
         Ok(gpu.region(0, len_bytes))
     }
 }
