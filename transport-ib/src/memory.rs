@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use portway_fifo::{Place, Region, memory::Segment};
 use portway_proxy::TransportError;
 use portway_proxy::transport::MemoryId;
+use rustix::io::Errno;
 
 use crate::config::Gpu;
 use crate::device::Registration;
@@ -302,7 +303,8 @@ fn register_dma_buf(
             seen: format!("the segment at {:#x} at offset {}", segment.address, buffer.offset_bytes),
         });
     };
-    let unsupported = [rustix::io::Errno::OPNOTSUPP.raw_os_error(), rustix::io::Errno::NOSYS.raw_os_error()];
+    // The library, the driver, and a kernel that does not know the call (before 5.12), in this order.
+    let unsupported = [Errno::NOSYS, Errno::OPNOTSUPP, Errno::PROTONOSUPPORT].map(Errno::raw_os_error);
     let mut orders = vec![order];
     if order == Order::Relaxed {
         // Where relaxed ordering is refused for a dma-buf: without it.

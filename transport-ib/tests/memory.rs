@@ -13,6 +13,8 @@ use support::gpu::{Gpu, GpuPlatform};
 use support::link::{Link, connect};
 
 const RELAXED: u32 = sys::IBV_ACCESS_RELAXED_ORDERING.0;
+/// `EPROTONOSUPPORT`.
+const UNKNOWN_CALL: i32 = 93;
 const WRITES: u32 = sys::IBV_ACCESS_LOCAL_WRITE.0 | sys::IBV_ACCESS_REMOTE_WRITE.0;
 
 fn config() -> Config {
@@ -127,6 +129,9 @@ fn without_dma_buf_peer_memory_is_taken() {
     let base = gpu.base.address();
     let lens: Vec<_> = world.log().pages.iter().map(|(address, len, _)| (address - base, *len)).collect();
     assert_eq!(lens, [(100, (16 << 10) - 100), (16 << 10, 20_100 - (16 << 10))]);
+    // The kernel does not know the call.
+    let (_, old) = open(Make { dma_buf: UNKNOWN_CALL, peer_memory: 0, ..beside(&gpu) });
+    old.register(&gpu.region(100, 20_000)).unwrap();
     // The memory cannot.
     let mut plain = Gpu::new(4096, 4096);
     plain.dma_buf = false;
