@@ -33,9 +33,11 @@ pub struct Ib {
     inner: Arc<Inner>,
 }
 
-/// A number that no other transport has.
+/// A number that no other transport has, not even one of a process that was forked from the same: forks share the keys.
 pub(crate) fn random() -> u64 {
-    std::hash::RandomState::new().build_hasher().finish()
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
 }
 
 impl Ib {
