@@ -4,6 +4,8 @@ use core::ffi::CStr;
 use core::ptr::null_mut;
 use std::sync::Arc;
 
+use portway_fifo::Region;
+
 use crate::config::Config;
 use crate::error::{Error, done, made};
 use crate::gid::{Entry, Gid, Kind};
@@ -301,6 +303,8 @@ fn check_limits(
 #[derive(Debug)]
 pub(crate) struct Registration {
     keeper: Arc<Keeper>,
+    /// What is registered stays mapped as long.
+    region: Region,
     registration: *mut sys::ibv_mr,
 }
 
@@ -318,9 +322,11 @@ impl Registration {
     pub(crate) unsafe fn take(
         operation: &'static str,
         keeper: &Arc<Keeper>,
+        region: &Region,
         registration: *mut sys::ibv_mr,
     ) -> Result<Self, Error> {
-        Ok(Registration { keeper: keeper.clone(), registration: made(operation, registration)? })
+        let registration = made(operation, registration)?;
+        Ok(Registration { keeper: keeper.clone(), region: region.clone(), registration })
     }
 
     /// The local and the remote key.
@@ -341,13 +347,17 @@ impl Registration {
             return Ok(());
         }
         // SAFETY: made by the library, and taken out above so that it is ended once.
-        done("ibv_dereg_mr", unsafe { (self.keeper.device().verbs.table().dereg_mr)(registration) })
+        let status = unsafe { (self.keeper.device().verbs.table().dereg_mr)(registration) };
+        done("ibv_dereg_mr", status).inspect_err(|_| {
+            // Peers may still reach the memory: it stays mapped, for good.
+            core::mem::forget(self.region.clone());
+        })
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // A failure leaves the memory registered; there is nobody to tell.
+        // A failure leaves the memory registered, and mapped; there is nobody to tell.
         let _ = self.end_once();
     }
 }

@@ -185,7 +185,7 @@ impl Local {
     }
 
     fn host(keeper: &Arc<Keeper>, region: &Region, order: Order) -> Result<Self, TransportError> {
-        let registration = register_pages(keeper, region.range(), order)?;
+        let registration = register_pages(keeper, region, region.range(), order)?;
         let mut memory = Local {
             region: region.clone(),
             spans: Vec::new(),
@@ -240,19 +240,24 @@ fn access(order: Order) -> u32 {
 }
 
 /// Registers memory by its address: host memory, or a GPU's through a peer memory module.
-fn register_pages(keeper: &Arc<Keeper>, range: Segment, order: Order) -> Result<Registration, Error> {
+fn register_pages(
+    keeper: &Arc<Keeper>,
+    region: &Region,
+    range: Segment,
+    order: Order,
+) -> Result<Registration, Error> {
     let device = keeper.device();
     let table = device.verbs().table();
     let (address, len) = (range.address as *mut core::ffi::c_void, range.len_bytes as usize);
     let registration = match table.reg_mr_iova2 {
         // Knows the optional access flags, and leaves out those that the kernel does not know.
-        // SAFETY: the range is mapped while its region's owner lives, which the caller keeps with the registration.
+        // SAFETY: the range is mapped while its region's owner lives, of which the registration holds a share.
         Some(register) => unsafe { register(device.domain(), address, len, range.address, access(order)) },
         // SAFETY: as above.
         None => unsafe { (table.reg_mr)(device.domain(), address, len, access(Order::Strict) as i32) },
     };
     // SAFETY: what the call above returned.
-    unsafe { Registration::take("ibv_reg_mr", keeper, registration) }
+    unsafe { Registration::take("ibv_reg_mr", keeper, region, registration) }
 }
 
 /// Registers a segment of a GPU's memory: as dma-buf, or through a peer memory module.
@@ -266,7 +271,7 @@ fn register_segment(
         Ok(registration) => return Ok(registration),
         Err(why_not) => why_not,
     };
-    register_pages(keeper, segment, order).map_err(|error| {
+    register_pages(keeper, region, segment, order).map_err(|error| {
         let Error::Device { errno, .. } = error else { return error.into() };
         let why = format!("{why_not}; as peer memory: errno {errno} (is nvidia-peermem loaded?)");
         Error::Unfit { device: keeper.device().name.clone(), why }.into()
@@ -326,7 +331,7 @@ fn register_dma_buf(
             )
         };
         // SAFETY: what the call above returned.
-        match unsafe { Registration::take("ibv_reg_dmabuf_mr", keeper, registration) } {
+        match unsafe { Registration::take("ibv_reg_dmabuf_mr", keeper, region, registration) } {
             Ok(registration) => return Ok(Ok(registration)),
             Err(Error::Device { errno, .. }) => last = errno,
             Err(error) => return Err(error.into()),

@@ -3,8 +3,10 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use portway_fifo::{Heap, Place};
+use portway_fifo::memory::{DmaBuf, IpcHandle, IpcKind, Memory, Segment};
+use portway_fifo::{Heap, Place, Region};
 use portway_proxy::TransportError;
 use portway_proxy::transport::{Binding, Transport};
 use portway_transport_ib::{Config, Error, Gpu as GpuConfig, Ib, sys};
@@ -50,6 +52,56 @@ fn host_memory_is_registered_relaxed_and_signal_words_are_not() {
         world.log().pages,
         [(region.address(), 10_000, WRITES | RELAXED), (word.region.address(), 8, WRITES)]
     );
+}
+
+/// Host memory that notes, when it is freed, how many registrations there are.
+#[derive(Debug)]
+struct Noting(Region, World, Arc<AtomicUsize>);
+
+impl Drop for Noting {
+    fn drop(&mut self) {
+        self.2.store(self.1.left().3, Ordering::Release);
+    }
+}
+
+impl Memory for Noting {
+    fn segments(&self, range: Segment) -> Result<Vec<Segment>, portway_fifo::Error> {
+        self.0.owner().segments(range)
+    }
+    fn dma_buf(&self, segment: Segment) -> Result<DmaBuf, portway_fifo::Error> {
+        self.0.owner().dma_buf(segment)
+    }
+    fn ipc_handle(&self, segment: Segment, kind: IpcKind) -> Result<IpcHandle, portway_fifo::Error> {
+        self.0.owner().ipc_handle(segment, kind)
+    }
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), portway_fifo::Error> {
+        self.0.owner().read(address, into)
+    }
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), portway_fifo::Error> {
+        self.0.owner().write(address, from)
+    }
+}
+
+#[test]
+fn memory_is_freed_after_its_registration_has_ended() {
+    const NOT_YET: usize = usize::MAX;
+    let world = World::new(&[Make::default()]);
+    for refuses in [false, true] {
+        let ib = Ib::open_with(&world.verbs(), Config::default()).unwrap();
+        let heap = Heap.allocate(4096).unwrap();
+        let (address, place) = (heap.address(), heap.place());
+        let left = Arc::new(AtomicUsize::new(NOT_YET));
+        let noting = Arc::new(Noting(heap, world.clone(), left.clone()));
+        // SAFETY: the heap allocation that the memory holds; nobody makes references to it.
+        let region = unsafe { Region::new(address, 4096, place, noting) }.unwrap();
+        drop(ib.register(&region).unwrap());
+        drop(region);
+        world.refuse_deregistration(refuses);
+        drop(ib);
+        // In the case of a refusal it stays for good.
+        let expected = if refuses { NOT_YET } else { 0 };
+        assert_eq!(left.load(Ordering::Acquire), expected, "refuses: {refuses}");
+    }
 }
 
 #[test]

@@ -143,6 +143,7 @@ pub(super) struct Inner {
     pub(super) fail: Option<(u64, sys::ibv_wc_status)>,
     pub(super) carried_out: u64,
     pub(super) refuse_destroy: bool,
+    pub(super) refuse_deregistration: bool,
     pub(super) data_path: (PostSend, PollCq),
 }
 
@@ -183,6 +184,7 @@ impl World {
             fail: None,
             carried_out: 0,
             refuse_destroy: false,
+            refuse_deregistration: false,
             data_path: (queues::post_send, queues::poll_cq),
         };
         World { inner: Arc::new(Mutex::new(inner)), firmware: Arc::default() }
@@ -248,6 +250,10 @@ impl World {
         self.lock().refuse_destroy = true;
     }
 
+    pub fn refuse_deregistration(&self, refuses: bool) {
+        self.lock().refuse_deregistration = refuses;
+    }
+
     /// Devices that are opened from now on post and poll with these.
     pub fn set_data_path(&self, post_send: PostSend, poll_cq: PollCq) {
         self.lock().data_path = (post_send, poll_cq);
@@ -272,6 +278,12 @@ impl World {
         let mut inner = self.lock();
         let address = pair.map_or(0, |number| inner.pairs[&number].address);
         inner.raise(device, event, address);
+    }
+
+    /// Lets a device report an asynchronous event of one of its ports.
+    pub fn port_event(&self, device: usize, event: sys::ibv_event_type, port: u8) {
+        // The event's element holds the number where others hold an address.
+        self.lock().raise(device, event, port.into());
     }
 }
 

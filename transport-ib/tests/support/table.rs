@@ -12,6 +12,7 @@ use super::queues::{
     ack_async_event, create_cq, create_qp, destroy_cq, destroy_qp, get_async_event, modify_qp,
 };
 
+const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 const ENOSYS: i32 = 38;
 
@@ -286,13 +287,18 @@ unsafe extern "C" fn reg_dmabuf_mr(
 }
 
 unsafe extern "C" fn dereg_mr(registration: *mut sys::ibv_mr) -> c_int {
-    // SAFETY: made by `add`; the caller ends it once.
-    let registration = unsafe { Box::from_raw(registration) };
+    // SAFETY: made by `add` and not ended.
+    let sys::ibv_mr { context, lkey, .. } = *unsafe { &*registration };
     // SAFETY: its context is open.
-    let (world, _) = unsafe { world(registration.context) };
+    let (world, _) = unsafe { world(context) };
     let mut inner = world.lock();
-    inner.registered.remove(&registration.lkey);
+    if inner.refuse_deregistration {
+        return EBUSY;
+    }
+    inner.registered.remove(&lkey);
     inner.log.calls.push("dereg_mr");
+    // SAFETY: made by `add`; the caller ends it once.
+    drop(unsafe { Box::from_raw(registration) });
     0
 }
 
