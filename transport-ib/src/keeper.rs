@@ -296,8 +296,13 @@ impl Keeper {
                 watched.values().for_each(|ailment| ailment.set(event.event_type));
             }
             // Requests are retried over a link that comes back in time, and fail by themselves if it does not.
-            sys::IBV_EVENT_PORT_ERR => self.link_down.store(true, Ordering::Relaxed),
-            sys::IBV_EVENT_PORT_ACTIVE => self.link_down.store(false, Ordering::Relaxed),
+            sys::IBV_EVENT_PORT_ERR | sys::IBV_EVENT_PORT_ACTIVE => {
+                // SAFETY: an event of these types names a port.
+                let port = unsafe { event.element.port_num };
+                if port == self.device.port.number.into() {
+                    self.link_down.store(event.event_type == sys::IBV_EVENT_PORT_ERR, Ordering::Relaxed);
+                }
+            }
             _ => {}
         }
     }
