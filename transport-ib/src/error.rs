@@ -116,6 +116,16 @@ pub(crate) fn done(operation: &'static str, status: i32) -> Result<(), Error> {
     }
 }
 
+/// Which connection an error of this side's device belongs to.
+#[derive(Debug, thiserror::Error)]
+#[error("on the way to {0}")]
+struct OnTheWayTo(String);
+
+/// An error of this side's device that befell a connection to `peer`, which is its source.
+pub(crate) fn of_this_side(peer: &str, operation: &'static str, status: i32, vendor: u32) -> TransportError {
+    TransportError::Device { operation, status, vendor, source: Some(Arc::new(OnTheWayTo(peer.to_owned()))) }
+}
+
 /// What the failure of a request of `peer`'s connection is called.
 ///
 /// Causes on this side become [`TransportError::Device`], those of the peer and the way to it
@@ -142,7 +152,7 @@ pub(crate) fn failure(peer: &str, status: sys::ibv_wc_status, vendor: u32) -> Tr
     };
     let status = status.0 as i32;
     if local {
-        TransportError::Device { operation, status, vendor, source: None }
+        of_this_side(peer, operation, status, vendor)
     } else {
         TransportError::Remote { peer: peer.to_owned(), operation, status, vendor }
     }

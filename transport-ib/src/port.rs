@@ -7,7 +7,7 @@ use portway_proxy::TransportError;
 use portway_proxy::transport::{Binding, Close, Completion, Lane, Op, Port, Submit};
 
 use crate::chain::{Chain, PostSend};
-use crate::error::failure;
+use crate::error::{failure, of_this_side};
 use crate::keeper::{Ailment, At, Job, Stage};
 use crate::ledger::Ledger;
 use crate::memory::Bound;
@@ -168,7 +168,7 @@ impl IbPort {
             sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => {
                 TransportError::Remote { peer: self.peer.clone(), operation, status, vendor: 0 }
             }
-            _ => TransportError::Device { operation, status, vendor: 0, source: None },
+            _ => of_this_side(&self.peer, operation, status, 0),
         });
     }
 
@@ -192,7 +192,7 @@ impl IbPort {
     #[cold]
     fn not_posted(&mut self, status: i32) {
         let status = if status < 0 { crate::error::errno() } else { status };
-        self.fail(TransportError::Device { operation: "ibv_post_send", status, vendor: 0, source: None });
+        self.fail(of_this_side(&self.peer, "ibv_post_send", status, 0));
     }
 
     /// Takes note of what the device has completed.
@@ -203,7 +203,7 @@ impl IbPort {
             let count = unsafe { (self.poll_cq)(self.completions, BATCH as i32, self.taken.as_mut_ptr()) };
             let Ok(count) = usize::try_from(count) else {
                 let operation = "ibv_poll_cq";
-                self.fail(TransportError::Device { operation, status: count, vendor: 0, source: None });
+                self.fail(of_this_side(&self.peer, operation, count, 0));
                 return;
             };
             for index in 0..count.min(BATCH) {
@@ -231,7 +231,7 @@ impl IbPort {
             Some(wc) => failure(&self.op_of(wc.wr_id), wc.status, wc.vendor_err),
             None => {
                 let operation = "completion of a request that is not under way";
-                TransportError::Device { operation, status: 0, vendor: 0, source: None }
+                of_this_side(&self.peer, operation, 0, 0)
             }
         };
         self.fail(error);

@@ -99,7 +99,11 @@ fn a_source_taken_back_is_this_sides_fault() {
     link.offer(Some((0, 0, 64)), None, false).unwrap();
     link.a.kick().unwrap();
     let error = Link::error_of(&mut *link.a);
-    assert!(matches!(error, TransportError::Device { status: 4, vendor: 0x5a, .. }), "{error:?}");
+    let TransportError::Device { status: 4, vendor: 0x5a, source: Some(source), .. } = &error else {
+        panic!("{error:?}")
+    };
+    let source = source.to_string();
+    assert!(source.contains("10.0.0.1") && source.contains("lane 0, op 0"), "{source}");
 }
 
 #[test]
