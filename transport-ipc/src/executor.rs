@@ -78,7 +78,8 @@ pub(crate) struct Link {
     /// The call of the driver that the executor is in.
     inside: AtomicU8,
     submitted: AtomicU64,
-    stage: AtomicU8,
+    /// Apart, so that the executor can let go of the rest before it says so.
+    stage: Arc<AtomicU8>,
 }
 
 /// What a lane has bound.
@@ -102,7 +103,7 @@ impl Link {
             bound: Mutex::default(),
             inside: AtomicU8::new(0),
             submitted: AtomicU64::new(last),
-            stage: AtomicU8::new(0),
+            stage: Arc::default(),
         }
     }
 
@@ -208,10 +209,12 @@ impl Executor {
     }
 
     fn run(mut self) {
-        let stream = self.track.stream.clone();
-        match self.link.in_driver(StalledIn::Driver, || stream.enter()) {
-            Ok(entered) => self.serve(&entered),
-            Err(error) => self.fail(error.into()),
+        {
+            let stream = self.track.stream.clone();
+            match self.link.in_driver(StalledIn::Driver, || stream.enter()) {
+                Ok(entered) => self.serve(&entered),
+                Err(error) => self.fail(error.into()),
+            }
         }
         // An executor serves its port for as long as that is there, and then ends within the limit.
         while !self.link.closed.load(Ordering::Acquire) {
@@ -344,6 +347,7 @@ impl Executor {
         };
         let bound = core::mem::take(&mut *lock(&link.bound));
         let memories = 3 * bound.len() as u64;
+        let stage = link.stage.clone();
         match clean {
             Some(clean) => {
                 drop(bound);
@@ -354,15 +358,15 @@ impl Executor {
                     drop(track);
                 }
                 inner.closing.ended(memories);
-                drop(inner);
-                link.stage.store(1, Ordering::Release);
+                drop((inner, link));
+                stage.store(1, Ordering::Release);
             }
             None => {
                 // The device may still reach all of it: it stays as it is, for good.
                 core::mem::forget((bound, track));
                 let after = inner.config.quiesce_limit;
                 let _ = link.error.set(Error::Unquiesced { peer, after }.into());
-                link.stage.store(2, Ordering::Release);
+                stage.store(2, Ordering::Release);
             }
         }
     }
