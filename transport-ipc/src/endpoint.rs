@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::sync::Arc;
+use std::time::Instant;
 
 use portway_proxy::TransportError;
 use portway_proxy::transport::{Endpoint, Port};
@@ -36,6 +37,10 @@ impl IpcEndpoint {
 
     /// A line to the peer's process, unless that is this one.
     fn reach(&self, peer: &message::Endpoint, timeout: Duration) -> Result<Option<Line>, TransportError> {
+        if timeout > portway_fifo::MAX_TIMEOUT {
+            return Err(portway_fifo::Error::TimeoutRange { timeout }.into());
+        }
+        let until = Instant::now() + timeout;
         let Inner { hub, context, .. } = &*self.inner;
         let name = peer.author.process.name(&hub.process);
         if !peer.author.process.same_machine(&hub.process) {
@@ -59,7 +64,7 @@ impl IpcEndpoint {
         let line = open_line(&peer.author, hub, timeout)?;
         let (transport, nonce) = (peer.author.transport, peer.nonce);
         let request = Request { question: Question::Endpoint, transport, index: 0, nonce };
-        match line.ask(&request)?.0 {
+        match line.ask_until(&request, until)?.0 {
             Status::Yes => Ok(Some(line)),
             _ => Err(closed.into()),
         }

@@ -165,19 +165,25 @@ impl Imports {
         lock(&self.open).get(&(memory.author.hub, memory.allocation))?.upgrade()
     }
 
-    /// Takes note of what was opened. What lay at the same addresses before has been freed.
+    /// What is open of other allocations of the same hub that lie, or lay, at the same addresses.
+    fn beside(&self, memory: &Memory) -> Vec<(u64, Arc<Opened>)> {
+        let open = lock(&self.open);
+        let end = |base: u64, len: u64| base.saturating_add(len);
+        let others = open
+            .iter()
+            .filter(|((hub, allocation), _)| *hub == memory.author.hub && *allocation != memory.allocation);
+        let live = others.filter_map(|(&(_, allocation), known)| Some((allocation, known.upgrade()?)));
+        let meets = |known: &Opened| {
+            known.base < end(memory.base, memory.allocation_len_bytes())
+                && memory.base < end(known.base, known.region.len_bytes())
+        };
+        live.filter(|(_, known)| meets(known)).collect()
+    }
+
+    /// Takes note of what was opened.
     fn note(&self, memory: &Memory, opened: &Arc<Opened>) {
         let mut open = lock(&self.open);
         open.retain(|_, known| known.strong_count() > 0);
-        let end = |base: u64, len: u64| base.saturating_add(len);
-        for (&(hub, allocation), known) in open.iter() {
-            let Some(known) = known.upgrade() else { continue };
-            let apart = end(known.base, known.region.len_bytes()) <= memory.base
-                || end(memory.base, memory.allocation_len_bytes()) <= known.base;
-            if hub == memory.author.hub && allocation != memory.allocation && !apart {
-                known.stale.store(true, Ordering::Release);
-            }
-        }
         open.insert((memory.author.hub, memory.allocation), Arc::downgrade(opened));
     }
 }
@@ -216,6 +222,13 @@ impl Importer<'_> {
                 let (region, way) = self.open(&memory, &line, request, &peer)?;
                 let stale = AtomicBool::new(false);
                 let opened = Arc::new(Opened { region, way, base: memory.base, stale });
+                // Two allocations that are both live may share pieces; one that is not has been freed.
+                for (id, other) in self.imports.beside(&memory) {
+                    let question = Question::Allocation { id };
+                    if line.ask(&Request { question, ..request })?.0 == Status::No {
+                        other.stale.store(true, Ordering::Release);
+                    }
+                }
                 self.imports.note(&memory, &opened);
                 opened
             }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -10,6 +10,7 @@ use portway_fifo::cuda::{Context, Kind};
 use portway_fifo::memory::{IpcHandle, IpcKind, Memory, Segment};
 use portway_fifo::{Place, Region};
 use portway_proxy::TransportError;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::error::Error;
 use crate::identity::Process;
@@ -17,9 +18,19 @@ use crate::message;
 use crate::server::{Answers, Server};
 use crate::socket::Request;
 
-/// A number that nobody else has.
+/// A number that nobody else has: from the system, since the standard library's random state is the same in processes that
+/// were forked from one.
 pub(crate) fn random() -> u64 {
-    std::hash::RandomState::new().build_hasher().finish()
+    let mut bytes = [0; 8];
+    match getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        // Kept from this process, by a filter of system calls.
+        _ => {
+            let mut hasher = RandomState::new().build_hasher();
+            hasher.write_u32(std::process::id());
+            hasher.finish()
+        }
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -207,6 +218,10 @@ impl Answers for Tables {
         Some(rest[..rest.len().min(most)].to_vec())
     }
 
+    fn allocation(&self, id: u64) -> bool {
+        lock(&self.allocations).iter().filter_map(Weak::upgrade).any(|known| known.id == id)
+    }
+
     fn endpoint(&self, request: &Request) -> bool {
         self.is_present(request.transport, request.nonce)
     }
@@ -227,6 +242,13 @@ fn covers(segments: &[Segment], region: &Region) -> bool {
         }
     }
     first.address <= region.address() && region.address() + region.len_bytes() <= end
+}
+
+/// What two ranges have in common.
+fn overlap(one: Segment, other: Segment) -> Segment {
+    let address = one.address.max(other.address);
+    let end = (one.address + one.len_bytes).min(other.address + other.len_bytes);
+    Segment { address, len_bytes: end.saturating_sub(address) }
 }
 
 /// The physical memory that registered regions lie in.
@@ -269,8 +291,10 @@ impl Allocation {
         }
         let owner = self.region.owner();
         let mut forms = Forms::default();
+        // An owner is asked about what is its own; the handle is that of the whole piece around it.
+        let within = self.segments.iter().map(|&segment| overlap(segment, self.region.range()));
         let handles = |kind| -> Option<Vec<IpcHandle>> {
-            self.segments.iter().map(|&segment| owner.ipc_handle(segment, kind).ok()).collect()
+            within.clone().map(|segment| owner.ipc_handle(segment, kind).ok()).collect()
         };
         if let Some(handles) = handles(IpcKind::Fd) {
             let descriptor = |handle| match handle {
@@ -286,10 +310,8 @@ impl Allocation {
             };
             forms.fabric = handles.into_iter().map(bytes).collect();
         }
-        if let [only] = self.segments[..] {
-            if let Ok(IpcHandle::Legacy(bytes)) = owner.ipc_handle(only, IpcKind::Legacy) {
-                forms.legacy = Some(bytes);
-            }
+        if let Some([IpcHandle::Legacy(bytes)]) = handles(IpcKind::Legacy).as_deref() {
+            forms.legacy = Some(*bytes);
         }
         Ok(forms)
     }
@@ -318,5 +340,37 @@ impl Local {
             pieces: pieces.collect(),
             legacy: forms.legacy,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::os::unix::process::CommandExt;
+
+    use super::*;
+
+    /// Processes that are forked from one have the same state of the standard library.
+    #[test]
+    fn a_forked_process_draws_other_numbers() {
+        let drawn_in_both = |draw: fn() -> u64| {
+            draw();
+            let (mut near, mut far) = UnixStream::pair().unwrap();
+            near.set_read_timeout(Some(core::time::Duration::from_secs(20))).unwrap();
+            let mut program = std::process::Command::new("true");
+            // SAFETY: between fork and exec it draws a number and writes it to an open descriptor.
+            unsafe { program.pre_exec(move || far.write_all(&draw().to_ne_bytes())) };
+            let mut child = program.spawn().unwrap();
+            let mut bytes = [0; 8];
+            near.read_exact(&mut bytes).unwrap();
+            child.wait().unwrap();
+            (draw(), u64::from_ne_bytes(bytes))
+        };
+        let (ours, childs) = drawn_in_both(random);
+        assert_ne!(ours, childs);
+        // Control: the standard library's are the same.
+        let (ours, childs) = drawn_in_both(|| RandomState::new().build_hasher().finish());
+        assert_eq!(ours, childs);
     }
 }

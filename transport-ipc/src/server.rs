@@ -24,6 +24,8 @@ pub(crate) trait Answers: Send + Sync {
     fn memory(&self, request: &Request) -> bool;
     /// Descriptors of its pieces, from the first that is asked for, at most so many.
     fn descriptors(&self, request: &Request, first: usize, most: usize) -> Option<Vec<Arc<OwnedFd>>>;
+    /// Whether a memory of the allocation with this number is registered.
+    fn allocation(&self, id: u64) -> bool;
     /// Whether the endpoint is there.
     fn endpoint(&self, request: &Request) -> bool;
 }
@@ -137,6 +139,7 @@ fn answer(connection: &mut Connection, answers: &dyn Answers) -> bool {
                         None => false,
                     }
                 }
+                Question::Allocation { id } => answers.allocation(id),
                 Question::Endpoint => {
                     connection.stays = answers.endpoint(&request);
                     connection.stays

@@ -33,6 +33,8 @@ pub(crate) enum Question {
     Memory,
     /// For descriptors of its pieces, from this one on.
     Descriptors { first: u32 },
+    /// Whether any memory of the allocation with this number is still registered.
+    Allocation { id: u64 },
     /// Whether an endpoint is there. The connection then stays, so that its end tells that of the process.
     Endpoint,
 }
@@ -48,10 +50,11 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn encode(&self) -> [u8; REQUEST_BYTES] {
-        let (kind, first) = match self.question {
-            Question::Memory => (1u32, 0),
-            Question::Descriptors { first } => (2, first),
-            Question::Endpoint => (3, 0),
+        let (kind, first, number) = match self.question {
+            Question::Memory => (1u32, 0, self.nonce),
+            Question::Descriptors { first } => (2, first, self.nonce),
+            Question::Endpoint => (3, 0, self.nonce),
+            Question::Allocation { id } => (4, 0, id),
         };
         let mut bytes = [0; REQUEST_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -59,7 +62,7 @@ impl Request {
         bytes[12..16].copy_from_slice(&first.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.transport.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.index.to_le_bytes());
-        bytes[32..].copy_from_slice(&self.nonce.to_le_bytes());
+        bytes[32..].copy_from_slice(&number.to_le_bytes());
         bytes
     }
 
@@ -70,13 +73,14 @@ impl Request {
         }
         let u64_at = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
         let u32_at = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
-        let question = match (u32_at(8), u32_at(12)) {
-            (1, 0) => Question::Memory,
-            (2, first) => Question::Descriptors { first },
-            (3, 0) => Question::Endpoint,
+        let (transport, index, number) = (u64_at(16), u32_at(24), u64_at(32));
+        let (question, nonce) = match (u32_at(8), u32_at(12)) {
+            (1, 0) => (Question::Memory, number),
+            (2, first) => (Question::Descriptors { first }, number),
+            (3, 0) => (Question::Endpoint, number),
+            (4, 0) => (Question::Allocation { id: number }, 0),
             _ => return None,
         };
-        let (transport, index, nonce) = (u64_at(16), u32_at(24), u64_at(32));
         (u64_at(0) == MAGIC && u32_at(28) == 0).then_some(Request { question, transport, index, nonce })
     }
 }
@@ -230,10 +234,18 @@ impl Line {
         Ok(Line { socket, peer: peer.to_owned(), timeout })
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks, and waits for the answer, as long as the line's timeout.
     pub(crate) fn ask(&self, request: &Request) -> Result<(Status, Vec<OwnedFd>), Error> {
+        self.ask_until(request, Instant::now() + self.timeout)
+    }
+
+    /// Asks, and waits for the answer until then.
+    pub(crate) fn ask_until(
+        &self,
+        request: &Request,
+        until: Instant,
+    ) -> Result<(Status, Vec<OwnedFd>), Error> {
         let gone = |why| Error::Gone { peer: self.peer.clone(), why };
-        let until = Instant::now() + self.timeout;
         loop {
             match send(self.socket.as_fd(), &request.encode(), &[]) {
                 Ok(()) => break,
@@ -292,6 +304,9 @@ mod tests {
                 let request = Request { question, transport, index, nonce };
                 prop_assert_eq!(Request::decode(&request.encode()), Some(request));
             }
+            let question = Question::Allocation { id: nonce };
+            let request = Request { question, transport, index, nonce: 0 };
+            prop_assert_eq!(Request::decode(&request.encode()), Some(request));
         }
     }
 

@@ -341,9 +341,12 @@ fn an_address_that_is_used_again_is_noticed() {
         port.bind(&Binding { source: source.id, destination: destination.id, signal: word.id })
     };
     let opened = || machine.standin.calls("cuMemImportFromShareableHandle");
-    let old = far.import(&export).unwrap();
+    // An allocation of which nothing is registered any more, while the message's memory is.
+    let mut before = export.clone();
+    before[ALLOCATION..BASE].copy_from_slice(&(u64::MAX - 1).to_le_bytes());
+    let old = far.import(&before).unwrap();
     // Control: the same allocation again, and another one at other addresses, make nothing stale.
-    far.import(&export).unwrap();
+    far.import(&before).unwrap();
     let mut elsewhere = export.clone();
     elsewhere[ALLOCATION..BASE].copy_from_slice(&u64::MAX.to_le_bytes());
     elsewhere[BASE..BASE + 8].copy_from_slice(&(region.address() + PIECE_BYTES).to_le_bytes());
@@ -351,13 +354,54 @@ fn an_address_that_is_used_again_is_noticed() {
     assert_eq!(opened(), 2);
     bind(&old).unwrap();
     // Another allocation at the same addresses.
-    let mut again = export.clone();
-    again[ALLOCATION..BASE].copy_from_slice(&(u64::MAX - 1).to_le_bytes());
-    let new = far.import(&again).unwrap();
+    let new = far.import(&export).unwrap();
     assert_eq!(opened(), 3, "what was open of the old one was taken for the new one");
     let error = bind(&old).unwrap_err();
     assert!(matches!(own(&error), Error::Stale { .. }), "{error:?}");
     bind(&new).unwrap();
+}
+
+/// Regions that the caller made one by one of the same pieces, as an allocator does that hands out parts of a block: each has
+/// its own owner, all are live, and so none makes another stale.
+#[test]
+fn live_memories_of_the_same_pieces_make_each_other_not_stale() {
+    let machine = Machine::new();
+    let [near, far] = apart(&machine, Config::default());
+    let (whole, _keep) = Pieces::new(&machine, 3);
+    let part = |offset_bytes: u64, len_bytes: u64| {
+        let address = whole.address() + offset_bytes;
+        // SAFETY: the pieces stay mapped while `whole` lives, and are accessed atomically only.
+        unsafe { machine.contexts[0].import_raw(address, len_bytes, Arc::new(whole.clone())) }.unwrap()
+    };
+    // The same pieces twice, then others that share one with them.
+    let parts = [
+        part(0, 64),
+        part(PIECE_BYTES - 64, 32),
+        part(PIECE_BYTES, 2 * PIECE_BYTES),
+        part(0, 3 * PIECE_BYTES),
+    ];
+    let memories = parts.map(|part| near.register(&part).unwrap());
+    let remotes: Vec<_> = memories.iter().map(|memory| import(&near, &far, memory).unwrap()).collect();
+    let (_near_end, near_bytes) = near.endpoint().unwrap();
+    let mut port = far.endpoint().unwrap().0.connect(&near_bytes, PATIENCE).unwrap();
+    let source = far.register(&machine.contexts[1].allocate(Kind::Vmm, 64).unwrap()).unwrap();
+    let word = import(&near, &far, &near.signal_word().unwrap()).unwrap();
+    let mut bind = |destination: &RemoteMemory| {
+        port.bind(&Binding { source: source.id, destination: destination.id, signal: word.id })
+    };
+    for remote in &remotes {
+        bind(remote).unwrap();
+    }
+    // Control: the first is released, and one that shares its pieces is made known afterwards.
+    near.release(&memories[0]).unwrap();
+    near.release(&memories[1]).unwrap();
+    let another = near.register(&part(0, PIECE_BYTES + 64)).unwrap();
+    import(&near, &far, &another).unwrap();
+    let error = bind(&remotes[0]).unwrap_err();
+    assert!(matches!(own(&error), Error::Stale { .. }), "{error:?}");
+    for remote in &remotes[2..] {
+        bind(remote).unwrap();
+    }
 }
 
 /// A number of an allocation is never given twice, so that the above is what happens.

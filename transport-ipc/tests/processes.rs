@@ -225,6 +225,22 @@ fn a_hub_that_does_not_answer_is_not_waited_for_without_end() {
     );
 }
 
+/// A wait longer than any that is meant is refused; it is no panic, and no wait without end.
+#[test]
+fn a_timeout_without_end_is_refused() {
+    let machine = Machine::new();
+    let [near, far] = [0, 1].map(|at| Ipc::open(&machine.contexts[at], Config::default()).unwrap());
+    let (_endpoint, bytes) = near.endpoint().unwrap();
+    for timeout in [Duration::MAX, Duration::from_secs(3601)] {
+        let error = far.endpoint().unwrap().0.connect(&bytes, timeout).unwrap_err();
+        assert!(
+            matches!(error, TransportError::Memory(portway_fifo::Error::TimeoutRange { timeout: seen }) if seen == timeout),
+            "{error:?}"
+        );
+    }
+    far.endpoint().unwrap().0.connect(&bytes, PATIENCE).unwrap();
+}
+
 #[test]
 fn an_endpoint_that_is_gone_is_named() {
     let machine = Machine::new();
