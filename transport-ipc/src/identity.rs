@@ -48,9 +48,15 @@ impl Process {
         if self.namespace != seen_from.namespace || self.boot != seen_from.boot {
             return false;
         }
+        // Where `/proc` is another namespace's it does not show the asking process either.
+        seen_from.is_shown() && !self.is_shown()
+    }
+
+    /// Whether `/proc` shows this process under its number.
+    fn is_shown(&self) -> bool {
         match std::fs::read_to_string(format!("/proc/{}/stat", self.pid)) {
-            Ok(stat) => started(&stat).is_some_and(|started| started != self.started),
-            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+            Ok(stat) => started(&stat).is_none_or(|started| started == self.started),
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
         }
     }
 
@@ -120,6 +126,8 @@ mod tests {
         let ended = Process { pid: child.id(), ..this };
         child.wait().unwrap();
         assert!(ended.has_ended(&this));
+        // For a process that `/proc` does not show, it is another namespace's: nothing is known.
+        assert!(!ended.has_ended(&before));
     }
 
     #[test]

@@ -404,6 +404,27 @@ fn live_memories_of_the_same_pieces_make_each_other_not_stale() {
     }
 }
 
+/// A part that the caller made a region of, in the middle of an allocation, in each way of export.
+#[test]
+fn a_part_of_an_allocation_is_exported_with_what_is_around_it() {
+    let machine = Machine::new();
+    machine.standin.set("opens its own", 1);
+    for (kind, way) in [(Kind::Vmm, Way::Descriptor), (Kind::Legacy, Way::Legacy)] {
+        let [near, far] = apart(&machine, Config::default());
+        let whole = machine.contexts[0].allocate(kind, 1 << 20).unwrap();
+        let keep = Arc::new(whole.clone());
+        // SAFETY: `keep` keeps it allocated, and it is accessed atomically only.
+        let part = unsafe { machine.contexts[0].import_raw(whole.address() + 4096, 100, keep) }.unwrap();
+        let mut export = near.export(&near.register(&part).unwrap()).unwrap();
+        if kind == Kind::Legacy {
+            // Of a container's process, whose handle is opened.
+            export[48] ^= 1;
+        }
+        let description = far.describe(&far.import(&export).unwrap()).unwrap();
+        assert_eq!((description.way, description.len_bytes), (way, 100));
+    }
+}
+
 /// A number of an allocation is never given twice, so that the above is what happens.
 #[test]
 fn memory_that_is_freed_and_made_again_has_another_number() {
