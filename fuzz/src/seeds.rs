@@ -43,7 +43,7 @@ pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
     seeds.push((
         "ib-connection",
         "memory",
-        ib_message::Memory { transport: 8, index: 4, place: 2, spans }.encode(),
+        ib_message::Memory { transport: 8, index: 4, place: 2, is_word: false, spans }.encode(),
     ));
 
     let process = Process { boot: [1; 16], namespace: 2, pid: 3, started: 4 };

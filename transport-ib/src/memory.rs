@@ -32,6 +32,7 @@ pub(crate) enum Order {
 #[derive(Debug)]
 pub(crate) struct Local {
     pub(crate) region: Region,
+    pub(crate) order: Order,
     /// Under local keys, for requests.
     pub(crate) spans: Vec<Span>,
     /// One for each span.
@@ -173,6 +174,7 @@ impl Local {
         let parts = parts(&region.owner().segments(region.range())?, region)?;
         let mut memory = Local {
             region: region.clone(),
+            order,
             spans: Vec::new(),
             registrations: Vec::new(),
             bound: AtomicUsize::new(0),
@@ -188,6 +190,7 @@ impl Local {
         let registration = register_pages(keeper, region, region.range(), order)?;
         let mut memory = Local {
             region: region.clone(),
+            order,
             spans: Vec::new(),
             registrations: Vec::new(),
             bound: AtomicUsize::new(0),

@@ -60,6 +60,8 @@ pub(crate) struct Memory {
     pub(crate) index: u32,
     /// 0 for host memory, otherwise 1 + the device's ordinal on the exporter's side.
     pub(crate) place: u32,
+    /// A signal word, which writes reach in the order in which they were sent.
+    pub(crate) is_word: bool,
     /// In order of offset, without gaps, from 0 to the memory's length.
     pub(crate) spans: Vec<Span>,
 }
@@ -233,6 +235,7 @@ impl Memory {
         let mut w = Writer::new(KIND_MEMORY, self.transport);
         w.put(&self.index.to_le_bytes());
         w.put(&self.place.to_le_bytes());
+        w.put(&u32::from(self.is_word).to_le_bytes());
         w.put(&(self.spans.len() as u32).to_le_bytes());
         for span in &self.spans {
             w.put(&span.len_bytes.to_le_bytes());
@@ -244,7 +247,9 @@ impl Memory {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, TransportError> {
         let (mut r, transport) = Reader::new("memory export", KIND_MEMORY, bytes)?;
-        let (index, place, count) = (r.u32()?, r.u32()?, r.u32()?);
+        let (index, place, purpose) = (r.u32()?, r.u32()?, r.u32()?);
+        let is_word = r.within("purpose of the memory", purpose.into(), 0..=1)? == 1;
+        let count = r.u32()?;
         let count = r.within("spans", count.into(), 1..=MAX_SPANS as u64)?;
         let mut spans = Vec::new();
         let mut offset_bytes = 0u64;
@@ -258,7 +263,7 @@ impl Memory {
             };
         }
         r.end()?;
-        Ok(Memory { transport, index, place, spans })
+        Ok(Memory { transport, index, place, is_word, spans })
     }
 }
 
@@ -285,7 +290,7 @@ mod tests {
     fn memory() -> Memory {
         let span = |offset_bytes, len_bytes, address, key| Span { offset_bytes, len_bytes, address, key };
         let spans = vec![span(0, 4096, 0x7000_0000, 5), span(4096, 100, 0x9000_0000, 6)];
-        Memory { transport: 8, index: 4, place: 2, spans }
+        Memory { transport: 8, index: 4, place: 2, is_word: true, spans }
     }
 
     #[test]

@@ -281,10 +281,13 @@ impl Port for IbPort {
         let destination = of_peer("destination", binding.destination)?;
         let signal = of_peer("signal word", binding.signal)?;
         let word = match signal.spans[..] {
-            [word] if word.len_bytes == 8 && word.address % 8 == 0 => word,
+            // Other memory may be written out of order: a signal there could overtake its data.
+            [word] if signal.is_word && word.len_bytes == 8 && word.address % 8 == 0 => word,
             _ => {
-                let expected = "8 bytes at a multiple of 8".into();
-                let seen = format!("{} bytes at {:#x}", signal.len_bytes(), signal.spans[0].address);
+                let expected = "a transport's signal word, 8 bytes at a multiple of 8".into();
+                let what = if signal.is_word { "signal word" } else { "memory for data" };
+                let (len_bytes, address) = (signal.len_bytes(), signal.spans[0].address);
+                let seen = format!("{what}, {len_bytes} bytes at {address:#x}");
                 return Err(TransportError::Malformed { what: "signal word", expected, seen });
             }
         };

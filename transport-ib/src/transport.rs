@@ -112,7 +112,8 @@ impl Transport for Ib {
         let local = self.inner.memories.local("memory", memory.id)?;
         let transport = self.inner.memories.transport;
         let (index, place) = (memory.id.index, place_number(local.region.place()));
-        Ok(message::Memory { transport, index, place, spans: local.remote_spans() }.encode())
+        let is_word = local.order == Order::Strict;
+        Ok(message::Memory { transport, index, place, is_word, spans: local.remote_spans() }.encode())
     }
 
     fn import(&self, bytes: &[u8]) -> Result<RemoteMemory, TransportError> {

@@ -276,6 +276,11 @@ fn memory_of_another_transport_is_refused_at_the_binding() {
     let long = a.import(&b.export(&link.destination).unwrap()).unwrap();
     let error = bind(link.source.id, long.id, long.id).unwrap_err();
     assert!(matches!(error, TransportError::Malformed { what: "signal word", .. }), "{error}");
+    // Eight bytes of data are none: writes to them may pass each other.
+    let eight = b.register(&portway_fifo::Heap.allocate(8).unwrap()).unwrap();
+    let eight = a.import(&b.export(&eight).unwrap()).unwrap();
+    let error = bind(link.source.id, long.id, eight.id).unwrap_err();
+    assert!(error.to_string().contains("seen memory for data, 8 bytes"), "{error}");
 }
 
 #[test]
