@@ -322,3 +322,34 @@ fn the_software_device_does_overflow() {
     );
     assert_eq!(world.log().refused_posts, 1);
 }
+
+/// After an error every request completes, whether it asked or not. With a control: with one place less, one is lost.
+#[test]
+fn completions_of_an_error_find_room_when_all_send_queues_are_full() {
+    for places in [0, 1] {
+        let config = Config { depth: 64, queue_pairs: 3, ..Config::default() };
+        let (world, ib) = open(&[Make::default()], config);
+        let mut link = Link::new(&ib, &ib, 4096);
+        let import = |memory: &LocalMemory| ib.import(&ib.export(memory).unwrap()).unwrap().id;
+        for _ in 1..3 {
+            let word = ib.signal_word().unwrap();
+            let (source, destination) = (link.source.id, import(&link.destination));
+            let binding = portway_proxy::transport::Binding { source, destination, signal: import(&word) };
+            link.a.bind(&binding).unwrap();
+        }
+        world.set_portion(0);
+        world.steal_completions(places);
+        for lane in 0..3 {
+            link.lane = Lane(lane);
+            while link.offer(Some((0, 0, 64)), None, false).unwrap() == Submit::Accepted {}
+        }
+        link.a.kick().unwrap();
+        let posted: usize = world.log().posts.iter().map(Vec::len).sum();
+        assert_eq!(posted, 3 * 64);
+        let number = world.states()[0].0;
+        world.event(0, sys::IBV_EVENT_QP_FATAL, Some(number));
+        let error = Link::error_of(&mut *link.a);
+        assert!(error.to_string().contains("QP_FATAL"), "{error}");
+        assert_eq!(world.log().overruns, places as u64);
+    }
+}

@@ -246,6 +246,11 @@ impl World {
         self.lock().pairs.values_mut().for_each(|pair| pair.depth -= slots);
     }
 
+    /// Takes places of every completion queue out of use.
+    pub fn steal_completions(&self, places: usize) {
+        self.lock().queues.values_mut().for_each(|queue| queue.capacity -= places);
+    }
+
     pub fn refuse_destroy(&self) {
         self.lock().refuse_destroy = true;
     }
