@@ -277,7 +277,13 @@ fn register_segment(
     register_pages(keeper, region, segment, order).map_err(|error| {
         let Error::Device { errno, .. } = error else { return error.into() };
         let why = format!("{why_not}; as peer memory: errno {errno} (is nvidia-peermem loaded?)");
-        Error::Unfit { device: keeper.device().name.clone(), why }.into()
+        let source = Error::Unfit { device: keeper.device().name.clone(), why };
+        TransportError::Device {
+            operation: "registering GPU memory",
+            status: errno,
+            vendor: 0,
+            source: Some(Arc::new(source)),
+        }
     })
 }
 

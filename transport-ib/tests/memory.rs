@@ -198,9 +198,12 @@ fn without_dma_buf_peer_memory_is_taken() {
 fn with_neither_the_error_says_so() {
     let gpu = Arc::new(Gpu::new(4096, 4096));
     let (world, ib) = open(Make { dma_buf: UNSUPPORTED, ..beside(&gpu) });
-    let TransportError::Device { source: Some(source), .. } = ib.register(&gpu.region(0, 4096)).unwrap_err()
+    let error = ib.register(&gpu.region(0, 4096)).unwrap_err();
+    let TransportError::Device {
+        operation: "registering GPU memory", status: 14, source: Some(source), ..
+    } = &error
     else {
-        panic!()
+        panic!("{error}")
     };
     let text = source.to_string();
     assert!(text.contains("as dma-buf: the device or its driver cannot, errno 95"), "{text}");
