@@ -24,6 +24,9 @@ pub enum Failure {
     /// The proxy refused.
     #[error("{measurement}: {source}")]
     Proxy { measurement: String, source: Box<portway_proxy::Error> },
+    /// The clique, or what carries its messages, failed.
+    #[error("{measurement}: {source}")]
+    Clique { measurement: String, source: Box<portway_clique::CliqueError> },
     /// The engine has not done what it was asked for.
     #[error("{measurement}: {triggers} triggers were to be taken and completed: {report}")]
     Undone { measurement: String, triggers: u64, report: String },
@@ -47,6 +50,10 @@ pub enum Failure {
 impl Failure {
     pub fn proxy(measurement: &str, source: portway_proxy::Error) -> Self {
         Failure::Proxy { measurement: measurement.into(), source: Box::new(source) }
+    }
+
+    pub fn clique(measurement: &str, source: portway_clique::CliqueError) -> Self {
+        Failure::Clique { measurement: measurement.into(), source: Box::new(source) }
     }
 
     pub fn gpu(measurement: &str, source: portway_fifo::Error) -> Self {

@@ -64,7 +64,7 @@ pub fn lacks() -> Option<String> {
 }
 
 /// What a machine without a usable GPU lacks, if the error says that there is none.
-fn lacking(error: &Error) -> Option<&'static str> {
+pub fn lacking(error: &Error) -> Option<&'static str> {
     /// `cuInit`: a stand-in for the driver, or no device.
     const NONE: [i32; 2] = [34, 100];
     match error {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::args::Args;
+use crate::clique;
 use crate::gpu;
 use crate::ib::perftest::Perftest;
 use crate::layer::{self, Layer};
@@ -12,6 +13,7 @@ use crate::layer::{self, Layer};
 enum Need {
     Nothing,
     Gpu,
+    Nccl,
     Perftest,
 }
 
@@ -36,11 +38,17 @@ const TESTS: &[(&str, &str, Need)] = &[
     ("ipc", "latency", Need::Gpu),
     ("ipc", "signal", Need::Gpu),
     ("ipc", "bandwidth", Need::Gpu),
+    ("clique", "bring-up in software", Need::Nothing),
+    ("clique", "barrier", Need::Nothing),
+    ("clique", "rendezvous over TCP", Need::Nothing),
+    ("clique", "bring-up over NCCL", Need::Nccl),
+    ("clique", "beside ncclCommInitRankConfig", Need::Nccl),
 ];
 
 /// What this machine lacks.
 struct Lacks {
     gpu: Option<String>,
+    nccl: Option<String>,
     perftest: Option<String>,
 }
 
@@ -48,13 +56,14 @@ impl Lacks {
     fn look() -> Self {
         let perftest = Perftest::find().is_none();
         let perftest = perftest.then(|| "ib_write_lat and ib_write_bw are not installed".to_owned());
-        Lacks { gpu: gpu::lacks(), perftest }
+        Lacks { gpu: gpu::lacks(), nccl: clique::lacks(), perftest }
     }
 
     fn of(&self, need: Need) -> Option<&str> {
         match need {
             Need::Nothing => None,
             Need::Gpu => self.gpu.as_deref(),
+            Need::Nccl => self.nccl.as_deref(),
             Need::Perftest => self.perftest.as_deref(),
         }
     }
@@ -76,12 +85,15 @@ fn text(args: &Args, lacks: &Lacks) -> String {
             let words = match need {
                 Need::Nothing => "",
                 Need::Gpu => "needs a GPU, libcuda and NVRTC",
+                Need::Nccl => "needs a GPU, libcuda and libnccl",
                 Need::Perftest => "needs perftest",
             };
             line(&mut text, &format!("  {test}"), lacking.is_some() || lacks.of(*need).is_some(), words);
         }
     }
-    for lacking in [&lacks.gpu, &lacks.perftest].into_iter().flatten() {
+    let mut all: Vec<_> = [&lacks.gpu, &lacks.nccl, &lacks.perftest].into_iter().flatten().collect();
+    all.dedup();
+    for lacking in all {
         let _ = writeln!(text, "# {lacking}");
     }
     text
@@ -113,13 +125,13 @@ mod tests {
 
     #[test]
     fn a_measurement_is_waived_for_what_it_needs_itself() {
-        let lacks = Lacks { gpu: Some("no GPU".into()), perftest: None };
+        let lacks = Lacks { gpu: Some("no GPU".into()), nccl: None, perftest: None };
         let text = text(&args::parse("list").unwrap(), &lacks);
         let of =
             |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
         assert!(of("gpu-load").contains(" waived ") && text.ends_with("\n# no GPU\n"), "{text}");
         assert!(of("push-pop").ends_with(" yes"), "{text}");
-        let has = Lacks { gpu: None, perftest: None };
+        let has = Lacks { gpu: None, nccl: None, perftest: None };
         let text = super::text(&args::parse("list").unwrap(), &has);
         assert!(text.lines().any(|line| line.contains("gpu-load") && line.contains(" yes ")), "{text}");
     }

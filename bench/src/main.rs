@@ -3,6 +3,7 @@
 
 mod args;
 mod baseline;
+mod clique;
 mod csv;
 mod devices;
 mod failure;
