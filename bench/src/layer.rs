@@ -30,14 +30,7 @@ pub struct Layer {
 }
 
 /// Every layer, in the order of the stack.
-pub static ALL: &[Layer] = &[
-    fifo::LAYER,
-    proxy::LAYER,
-    put::LAYER,
-    ib::LAYER,
-    ipc::LAYER,
-    clique::LAYER,
-];
+pub static ALL: &[Layer] = &[fifo::LAYER, proxy::LAYER, put::LAYER, ib::LAYER, ipc::LAYER, clique::LAYER];
 
 /// The layer of that name.
 pub fn by_name(name: &str) -> Option<&'static Layer> {
