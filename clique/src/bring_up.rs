@@ -101,8 +101,8 @@ impl CliqueBuilder {
         self
     }
 
-    /// How long a call of a member may take, with all that it waits for, before the clique counts as failed. 30 s unless
-    /// told otherwise.
+    /// How long a call of a member may take, with all that it waits for, before the clique counts as failed; also how long
+    /// the library, and the rendezvous, may leave a heartbeat without an answer. 30 s unless told otherwise.
     #[must_use]
     pub fn call_within(mut self, within: Duration) -> Self {
         self.call_within = within;

@@ -12,7 +12,7 @@ use crate::life::ABORT_GRACE;
 use crate::owner::Desk;
 use crate::rendezvous::Post;
 use crate::report::Closed;
-use crate::rounds::Heard;
+use crate::rounds::{Heard, LIFE};
 use crate::state::Phase;
 use crate::sync::{Deadline, lock};
 use crate::team::Team;
@@ -68,9 +68,7 @@ impl Team {
 
     /// Says that this participant has closed, and waits for the others.
     fn close_with_others(&self, deadline: Deadline) -> Result<bool, CliqueError> {
-        let Some(heard) = self.life.rounds.exchange_life(Post::Ok(Vec::new()), deadline)? else {
-            return Ok(true);
-        };
+        let heard = self.life.rounds.exchange(LIFE, Post::Ok(Vec::new()), deadline)?;
         match heard.recv_timeout(deadline.plus(ABORT_GRACE).left()) {
             Ok(Ok(Heard::All(_))) => Ok(true),
             // It is not known of those that are missing.
@@ -87,15 +85,24 @@ impl Team {
 }
 
 /// Finalizes the communicators as one group, then destroys each.
-fn destroy(desk: &Desk, named: &[(u32, RawComm)], until: Deadline) -> Result<(), Fault> {
+fn destroy(desk: &mut Desk, named: &[(u32, RawComm)], until: Deadline) -> Result<(), Fault> {
     let comms: Vec<RawComm> = named.iter().map(|(_, comm)| *comm).collect();
     desk.settle(named, "finalize", until)?;
+    // Whoever began something before the end gets its answer: later its communicator cannot be asked.
+    desk.poll();
     // SAFETY: as in `Desk::state`, for each.
     let status = desk.call(None, "finalize", |backend| unsafe { backend.finalize(&comms) })?;
     if status.is_error() {
         return Err(desk.blamed(named, "finalize", status));
     }
     desk.settle(named, "finalize", until)?;
+    let destroyed = destroy_each(desk, named);
+    // A member may have looked whether the clique has ended just before it had; its command comes after this one.
+    desk.is_over = true;
+    destroyed
+}
+
+fn destroy_each(desk: &Desk, named: &[(u32, RawComm)]) -> Result<(), Fault> {
     for (rank, comm) in named {
         let status = desk.call(Some(*rank), "destroy", |backend| {
             if !desk.custody.strike(*comm) {

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Fault};
 use crate::message::Note;
 use crate::owner::{Owner, spawn};
 use crate::rendezvous::Post;
-use crate::rounds::Rounds;
+use crate::rounds::{LIFE, Rounds};
 use crate::state::Phase;
 use crate::sync::{Deadline, LAST_FAILURE_STAYS, Mutex, lock};
 use crate::team::Word;
@@ -174,7 +174,7 @@ impl Life {
     /// Tells the other participants that this one has ended.
     pub(crate) fn tell(&self, note: &Note) {
         // They are told once, of the first failure; where they cannot be told, their own deadlines end their waits.
-        let _ = self.rounds.post_life(Post::Failed(note.encode()), Deadline::after(TELL_WITHIN));
+        let _ = self.rounds.post(LIFE, Post::Failed(note.encode()), Deadline::after(TELL_WITHIN));
     }
 
     /// Waits until its communicators are gone, or in quarantine, if it has ended: another thread may be at it.

@@ -122,6 +122,8 @@ pub(crate) struct Desk {
     pub(crate) custody: Arc<Custody>,
     /// Calls that go on in the background.
     pending: Vec<Pending>,
+    /// Some communicator is destroyed: nothing is called on any of them any more.
+    pub(crate) is_over: bool,
 }
 
 struct Pending {
@@ -143,7 +145,7 @@ impl Owner {
     pub(crate) fn start(backend: Arc<dyn Backend>) -> Result<Self, CliqueError> {
         let (custody, queue) = (Arc::new(Custody::new()), Arc::new(Queue::new()));
         let (alive, ended) = sync_channel(0);
-        let desk = Desk { backend, custody: custody.clone(), pending: Vec::new() };
+        let desk = Desk { backend, custody: custody.clone(), pending: Vec::new(), is_over: false };
         let gone = Gone(queue.clone());
         spawn("clique-owner", move || {
             let _alive = alive;
@@ -228,13 +230,16 @@ fn run(mut desk: Desk, queue: &Queue<Desk>) {
 }
 
 impl Desk {
-    /// Calls the library, unless the communicators were taken away.
+    /// Calls the library, unless the communicators were taken away or destroyed.
     pub(crate) fn call<R>(
         &self,
         rank: Option<u32>,
         call: &str,
         body: impl FnOnce(&dyn Backend) -> R,
     ) -> Result<R, Fault> {
+        if self.is_over {
+            return Err(Fault::taken());
+        }
         let _inside = self.custody.enter().ok_or_else(Fault::taken)?;
         let result = catch_unwind(AssertUnwindSafe(|| body(&*self.backend)));
         result.map_err(|panic| Fault::new(rank, format!("{call} panicked: {}", panic_message(&*panic))))
@@ -243,8 +248,8 @@ impl Desk {
     /// The state of a communicator of this group.
     pub(crate) fn state(&self, rank: u32, comm: RawComm, call: &str) -> Result<Status, Fault> {
         // SAFETY: the communicator was made by this library for this group, and it is neither destroyed nor aborted:
-        // the owner strikes it out before it destroys it, and whoever aborts takes it first, after which `call` does
-        // not run the body.
+        // the command that destroys sets `is_over` before another one runs, and whoever aborts takes it first; after
+        // either `call` does not run the body.
         self.call(Some(rank), call, |backend| unsafe { backend.state(comm) })
     }
 
@@ -300,7 +305,7 @@ impl Desk {
     }
 
     /// Looks after the calls that go on in the background.
-    fn poll(&mut self) {
+    pub(crate) fn poll(&mut self) {
         let pending = core::mem::take(&mut self.pending);
         for one in pending {
             let result = match self.state(one.rank, one.comm, one.call) {

@@ -3,6 +3,7 @@
 use core::time::Duration;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Instant;
 
 use crate::CliqueError;
 use crate::failure::{Fault, now_ns};
@@ -50,13 +51,14 @@ impl Rounds {
 
     /// Says something. Posting waits for no participant; a store that does not answer is not waited for after `until`.
     pub(crate) fn post(&self, phase: &'static str, post: Post, until: Deadline) -> Result<(), CliqueError> {
+        let start = Instant::now();
         let posted = self.apart(move |rounds| rounds.rendezvous.post(&rounds.round(phase), post))?;
         posted.recv_timeout(until.left()).unwrap_or_else(|_| {
             Err(CliqueError::Timeout {
                 what: format!("posting {phase:?}"),
                 expected: "the rendezvous to take it".to_owned(),
                 seen: "nothing".to_owned(),
-                waited: until.left(),
+                waited: start.elapsed(),
             })
         })
     }
@@ -149,25 +151,6 @@ impl Rounds {
             None if missing.is_empty() => Heard::All(said),
             None => Heard::Missing(missing),
         })
-    }
-
-    /// Posts to the round of failures of a clique that is ready.
-    pub(crate) fn post_life(&self, post: Post, until: Deadline) -> Result<(), CliqueError> {
-        if self.who.is_none() { self.post(LIFE, post, until) } else { Ok(()) }
-    }
-
-    /// Says that this participant has closed, and hears the others; `None` if they say nothing to each other.
-    pub(crate) fn exchange_life(
-        &self,
-        post: Post,
-        until: Deadline,
-    ) -> Result<Option<Receiver<Result<Heard, CliqueError>>>, CliqueError> {
-        if self.who.is_none() { self.exchange(LIFE, post, until).map(Some) } else { Ok(None) }
-    }
-
-    /// Hears whether a participant of a clique that is ready has failed; `Missing` if none has and some go on.
-    pub(crate) fn hear_life(&self, within: Duration) -> Result<Heard, CliqueError> {
-        if self.who.is_none() { self.hear(LIFE, within) } else { Ok(Heard::Missing(Vec::new())) }
     }
 }
 

@@ -209,7 +209,9 @@ fn children(
     let result = bring_up(team, rounds, &drafts, make, deadline);
     result.map_err(|note| {
         for draft in &drafts {
-            draft.life.fail(note.clone(), Deadline::after(ABORT_WITHIN));
+            // Told in the child's own round, too: another participant may have heard that all are done.
+            let failed = CliqueError::Failed(Arc::new(draft.life.failure(note.clone())));
+            draft.life.finish_and_tell(failed, Some(&note), Deadline::after(ABORT_WITHIN));
         }
         failed(team, note)
     })?

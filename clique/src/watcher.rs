@@ -3,14 +3,15 @@
 use core::time::Duration;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Instant;
 
 use crate::CliqueError;
 use crate::backend::{RawComm, Status};
 use crate::failure::Fault;
 use crate::life::Life;
 use crate::owner::spawn;
-use crate::rounds::Heard;
+use crate::rounds::{Heard, LIFE};
 use crate::sync::{Condvar, Deadline, Mutex, SLEEP_BLIND, lock, sleep_on};
 use crate::team::Team;
 
@@ -57,24 +58,28 @@ impl Watcher {
     /// Starts one for a team, which stops it in the end.
     pub(crate) fn attach(team: &Team) -> Result<(), CliqueError> {
         let named = team.locals.iter().zip(&team.comms).map(|(local, comm)| (local.rank, *comm));
-        let watcher = Watcher::start(team.life.clone(), named.collect(), team.heartbeat);
+        let mut beat = Beat {
+            life: team.life.clone(),
+            comms: named.collect(),
+            every: team.heartbeat,
+            patience: team.call_within,
+            asked: None,
+            silent_since: None,
+        };
+        let watcher = Watcher::start(team.heartbeat, move || beat.again());
         *lock(&team.watcher) = Some(watcher.inspect_err(|error| team.abandon(error))?);
         Ok(())
     }
 
-    /// Starts to ask every so often. Holds nothing of the clique that its members need.
-    pub(crate) fn start(
-        life: Arc<Life>,
-        comms: Vec<(u32, RawComm)>,
-        every: Duration,
-    ) -> Result<Self, CliqueError> {
+    /// Starts to ask every so often, until the answer is false. Holds nothing of the clique that its members need.
+    fn start(every: Duration, mut again: impl FnMut() -> bool + Send + 'static) -> Result<Self, CliqueError> {
         let (stop, beats) = (Arc::new(StopSignal::new()), Arc::new(AtomicU64::new(0)));
         let (alive, ended) = std::sync::mpsc::sync_channel(0);
         let (stopped, counts) = (stop.clone(), beats.clone());
         spawn("clique-watcher", move || {
             let _alive = alive;
             while !stopped.sleep(Deadline::after(every)) {
-                if life.end().is_some() || !beat(&life, &comms, every) {
+                if !again() {
                     return;
                 }
                 counts.fetch_add(1, Ordering::Relaxed);
@@ -103,42 +108,81 @@ impl Drop for Watcher {
     }
 }
 
-/// Asks once; false if there is nothing more to ask.
-fn beat(life: &Arc<Life>, comms: &[(u32, RawComm)], every: Duration) -> bool {
-    let asked = comms.to_vec();
-    let answer = life.owner.post(move |desk| {
-        for (rank, comm) in asked {
-            let status = desk.state(rank, comm, "watching")?;
-            if status.is_error() {
-                return Err(desk.explained(rank, "watching", status, Some(comm)));
-            }
-            debug_assert!(status == Status::SUCCESS || status == Status::IN_PROGRESS);
-        }
-        Ok(())
-    });
-    match answer.recv_timeout(every) {
-        Ok(Ok(())) => {}
-        Ok(Err(fault)) if fault.is_taken => return false,
-        Ok(Err(fault)) => {
-            life.fail_ready(fault);
-            return false;
-        }
-        // It is busy with a call of a member, which has a limit of its own.
-        Err(RecvTimeoutError::Timeout) => {}
-        Err(RecvTimeoutError::Disconnected) => return false,
+/// What is asked at each heartbeat, and what has not been answered since an earlier one.
+struct Beat {
+    life: Arc<Life>,
+    comms: Vec<(u32, RawComm)>,
+    every: Duration,
+    /// How long there may be no answer.
+    patience: Duration,
+    /// What the owner was asked and when. It is not asked again before it has answered.
+    asked: Option<(Receiver<Result<(), Fault>>, Instant)>,
+    /// Since when the rendezvous is late with its answers.
+    silent_since: Option<Instant>,
+}
+
+impl Beat {
+    /// Asks once; false if there is nothing more to ask.
+    fn again(&mut self) -> bool {
+        self.life.end().is_none() && self.owner() && self.others()
     }
-    match life.rounds.hear_life(Duration::ZERO) {
-        Ok(Heard::Failed(note)) => {
-            life.fail(note, Deadline::after(crate::life::ABORT_WITHIN));
-            false
-        }
-        // Who has closed waits for the others in its own way.
-        Ok(Heard::All(_)) => false,
-        Ok(Heard::Missing(_)) => true,
-        Err(error) => {
-            let fault = Fault::new(None, format!("the rendezvous was lost: {error}"));
-            life.fail_ready(fault);
-            false
+
+    fn owner(&mut self) -> bool {
+        let (answer, since) = self.asked.take().unwrap_or_else(|| (self.ask(), Instant::now()));
+        let fault = match answer.recv_timeout(self.every) {
+            Ok(Ok(())) => return true,
+            Ok(Err(fault)) if fault.is_taken => return false,
+            Ok(Err(fault)) => fault,
+            // It may be busy with a call of a member. Those that it was given before have failed by then.
+            Err(RecvTimeoutError::Timeout) if since.elapsed() <= self.patience => {
+                self.asked = Some((answer, since));
+                return true;
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                Fault::new(None, format!("watching did not return after {:?}", since.elapsed()))
+            }
+            Err(RecvTimeoutError::Disconnected) => return false,
+        };
+        self.life.fail_ready(fault);
+        false
+    }
+
+    fn ask(&self) -> Receiver<Result<(), Fault>> {
+        let comms = self.comms.clone();
+        self.life.owner.post(move |desk| {
+            for (rank, comm) in comms {
+                let status = desk.state(rank, comm, "watching")?;
+                if status.is_error() {
+                    return Err(desk.explained(rank, "watching", status, Some(comm)));
+                }
+                debug_assert!(status == Status::SUCCESS || status == Status::IN_PROGRESS);
+            }
+            Ok(())
+        })
+    }
+
+    fn others(&mut self) -> bool {
+        match self.life.rounds.hear(LIFE, Duration::ZERO) {
+            Ok(Heard::Failed(note)) => {
+                self.life.fail(note, Deadline::after(crate::life::ABORT_WITHIN));
+                false
+            }
+            // Who has closed waits for the others in its own way.
+            Ok(Heard::All(_)) => false,
+            Ok(Heard::Missing(_)) => {
+                self.silent_since = None;
+                true
+            }
+            // A late answer is no loss: a packet was sent again, or the store's machine is busy.
+            Err(CliqueError::Timeout { .. })
+                if self.silent_since.get_or_insert_with(Instant::now).elapsed() <= self.patience =>
+            {
+                true
+            }
+            Err(error) => {
+                self.life.fail_ready(Fault::new(None, format!("the rendezvous was lost: {error}")));
+                false
+            }
         }
     }
 }

@@ -147,3 +147,34 @@ fn what_an_older_library_lacks_is_not_in_it() {
     }
     assert_eq!(errors[0].to_string(), "shrink is not in this software 22207");
 }
+
+/// A child of some of the participants is one as any other: its ends are heard of by those who have a part in it.
+#[test]
+fn the_ends_of_a_child_of_some_participants_are_heard_of() {
+    let children = |job: &Job| {
+        let mut cliques = job.up(0);
+        let members = all_members(&mut cliques);
+        let mut children = each(PATIENT, members, |_, mut member| {
+            let color = (member.rank() < 2).then_some(0);
+            let child = member.split(color, 0).unwrap();
+            (child, member)
+        });
+        let rest = children.split_off(2);
+        let (children, members): (Vec<_>, Vec<_>) = children.into_iter().unzip();
+        let children: Vec<Member> = children.into_iter().flatten().collect();
+        assert_eq!(children.len(), 2);
+        (children, (cliques, rest, members))
+    };
+    let job = Job::new(&[1, 1, 1]);
+    let (mut both, kept) = children(&job);
+    drop(both.remove(0));
+    until(PATIENT, "the other to hear of it", || both[0].end().is_some());
+    let end = both[0].end().unwrap().to_string();
+    assert!(end.contains("this participant dropped its clique without closing it"), "{end}");
+    drop((both, kept));
+    // One that closes alone does not say that all have.
+    let job = Job::new(&[1, 1, 1]);
+    let (mut both, kept) = children(&job);
+    assert!(!both.remove(0).close(Duration::from_millis(300)).unwrap().everybody);
+    drop((both, kept));
+}

@@ -415,6 +415,35 @@ fn closing_has_a_deadline() {
     }
 }
 
+/// A call that is under way when its clique is closed gets its answer: its communicator cannot be asked later. A close
+/// may be there first on a machine that is busy, so there are some tries.
+#[test]
+fn closing_answers_what_is_under_way() {
+    let one_try = || {
+        let job = Job::new(&[1]);
+        let mut clique = job.up(0).remove(0);
+        let member = clique.members().remove(0);
+        job.processes[0].inject(Fault::new(
+            Step::EnqueueProgress,
+            Some(0),
+            Kind::Delay(Duration::from_millis(200)),
+        ));
+        let (begins, is_beginning) = std::sync::mpsc::sync_channel(1);
+        let called = std::thread::spawn(move || {
+            let mut member = member;
+            let mut buffers = member.buffers(64).unwrap();
+            begins.send(()).unwrap();
+            member.all_reduce(&mut buffers, 1, DataType::I32, ReduceOp::Sum)
+        });
+        is_beginning.recv_timeout(PATIENT).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        clique.close(PATIENT).unwrap();
+        called.join().unwrap()
+    };
+    let said: Vec<_> = (0..10).map(|_| one_try()).take_while(Result::is_err).collect();
+    assert!(said.len() < 10, "{said:?}");
+}
+
 /// What differs ends in the same verdict for all, before the library is called.
 #[test]
 fn a_disagreement_is_the_same_for_all() {

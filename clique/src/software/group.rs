@@ -9,6 +9,9 @@ use super::math;
 use crate::backend::{Enqueue, Operation, Status};
 use crate::uses::SizeClass;
 
+/// The call that asks is to hang; no status of a library.
+pub(super) const HANGS: Status = Status(i32::MIN);
+
 /// Everything of a fabric.
 #[derive(Debug)]
 pub(super) struct State {
@@ -172,7 +175,8 @@ impl State {
                 comm.error = Some(status);
                 return status;
             }
-            Some(Kind::Hang) if step != Step::State => return Status::IN_PROGRESS,
+            Some(Kind::Hang) if step == Step::State => return HANGS,
+            Some(Kind::Hang) => return Status::IN_PROGRESS,
             Some(Kind::Panic) => panic!("planted in {step:?} of rank {}", comm.rank),
             _ => {}
         }

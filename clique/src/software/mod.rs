@@ -188,13 +188,16 @@ impl Software {
             }
             Kind::Fail(status) => Some(status),
             Kind::Panic => panic!("planted in {step:?}"),
-            Kind::Hang => {
-                let state = self.fabric.lock();
-                let kept = self.fabric.changed.wait_timeout_while(state, LIMIT, |state| !state.released);
-                drop(kept.unwrap_or_else(PoisonError::into_inner));
-                Some(Status::INTERNAL_ERROR)
-            }
+            Kind::Hang => Some(self.hang()),
         }
+    }
+
+    /// Until it is released.
+    fn hang(&self) -> Status {
+        let state = self.fabric.lock();
+        let kept = self.fabric.changed.wait_timeout_while(state, LIMIT, |state| !state.released);
+        drop(kept.unwrap_or_else(PoisonError::into_inner));
+        Status::INTERNAL_ERROR
     }
 
     fn failed(&self, call: &'static str, status: Status) -> BackendError {
@@ -315,7 +318,8 @@ impl Backend for Software {
     }
 
     unsafe fn state(&self, comm: RawComm) -> Status {
-        self.fabric.lock().advance(comm.0)
+        let status = self.fabric.lock().advance(comm.0);
+        if status == group::HANGS { self.hang() } else { status }
     }
 
     unsafe fn shape(&self, comm: RawComm) -> Result<Shape, BackendError> {
