@@ -23,7 +23,7 @@ fn short(config: TcpConfig) -> TcpConfig {
 
 #[test]
 fn the_store_listens_at_one_interface_and_never_at_all() {
-    for all in ["0.0.0.0:0", "[::]:0"] {
+    for all in ["0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0"] {
         let error = start_error(tcp(0, 2, all.parse().unwrap()));
         assert!(matches!(error, CliqueError::Config { .. }), "{error}");
         assert!(error.to_string().contains("which is all of them"), "{error}");

@@ -114,6 +114,21 @@ pub(crate) fn body_len(header: &[u8], most: usize) -> Result<usize, Wrong> {
 }
 
 impl Frame {
+    /// What it is, for messages: what is in it, such as a token, belongs into none.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Frame::Hello(_) => "a hello",
+            Frame::Welcome => "a welcome",
+            Frame::Refused { .. } => "a refusal",
+            Frame::Post { .. } => "a post",
+            Frame::Posted => "the receipt of a post",
+            Frame::Gather { .. } => "a gather",
+            Frame::Gathered(_) => "the answer to a gather",
+            Frame::Goodbye => "a goodbye",
+            Frame::Run { .. } => "the answer to a hello",
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
             Frame::Hello(hello) => {

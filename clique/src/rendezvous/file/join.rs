@@ -191,10 +191,8 @@ fn read_hello(folder: &Folder, kind: &str, participant: u32) -> Result<Option<He
     let peer = || format!("participant {participant}, in {},", folder.file(&name).display());
     match Frame::decode(&bytes, MAX_HELLO_BYTES).map_err(|wrong| wrong.from(&peer()))? {
         Frame::Hello(hello) if hello.participant == participant => Ok(Some(hello)),
-        other => {
-            let kind: String = format!("{other:?}").chars().take(40).collect();
-            Err(Wrong::new("file", "its hello", kind).from(&peer()))
-        }
+        Frame::Hello(hello) => Err(Wrong::new("participant", participant, hello.participant).from(&peer())),
+        other => Err(Wrong::new("file", "its hello", other.kind()).from(&peer())),
     }
 }
 

@@ -74,7 +74,7 @@ impl Tcp {
     pub fn start(config: TcpConfig) -> Result<Self, CliqueError> {
         let TcpConfig { member, mut address, within } = config;
         member.check()?;
-        if address.ip().is_unspecified() {
+        if address.ip().to_canonical().is_unspecified() {
             return Err(CliqueError::Config {
                 what: "address of the store".to_owned(),
                 expected: "that of one interface".to_owned(),
@@ -192,8 +192,7 @@ impl Tcp {
     }
 
     fn unexpected(&self, expected: &str, seen: &Frame) -> CliqueError {
-        let kind = format!("{seen:?}").chars().take(40).collect::<String>();
-        Wrong::new("answer", expected, kind).from(&self.store())
+        Wrong::new("answer", expected, seen.kind()).from(&self.store())
     }
 
     /// Sends a frame and reads the answer.

@@ -236,8 +236,7 @@ impl Store {
             }
             (participant, frame) => {
                 let expected = if participant.is_some() { "post, gather or goodbye" } else { "greeting" };
-                let kind: String = format!("{frame:?}").chars().take(40).collect();
-                self.turn_away(id, Wrong::new("frame", expected, kind), true);
+                self.turn_away(id, Wrong::new("frame", expected, frame.kind()), true);
             }
         }
     }
