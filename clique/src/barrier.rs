@@ -80,8 +80,8 @@ impl<T: Clone> Barrier<T> {
     /// # Errors
     /// - The first error that somebody brought, or `lead`'s.
     /// - [`CliqueError::Timeout`] when the time is over; it names the seats that did not come.
-    /// - [`CliqueError::Crowded`] for a seat that does not exist or has already come, and for one that came for another
-    ///   purpose than the first.
+    /// - [`CliqueError::Config`], for all, if they came for different purposes: the first one's counts.
+    /// - [`CliqueError::Crowded`] for a seat that does not exist or has already come; nobody else notices.
     /// - [`CliqueError::Left`] once a seat was left; [`CliqueError::Panicked`] if `lead` panicked.
     pub fn arrive(
         &self,
@@ -98,7 +98,7 @@ impl<T: Clone> Barrier<T> {
         if let Some(broken) = &state.broken {
             return Err(broken.clone());
         }
-        let expected = state.purpose.get_or_insert_with(|| purpose.to_owned()).clone();
+        let expected = state.purpose.clone().unwrap_or_else(|| purpose.to_owned());
         match state.arrived.get_mut(seat as usize) {
             Some(arrived) if !*arrived => *arrived = true,
             _ => {
@@ -106,6 +106,7 @@ impl<T: Clone> Barrier<T> {
                 return Err(CliqueError::Crowded { seat, seats: self.seats, purpose: expected, come });
             }
         }
+        state.purpose.get_or_insert_with(|| purpose.to_owned());
         let word = word.and_then(|()| {
             if expected == purpose {
                 return Ok(());

@@ -217,3 +217,12 @@ fn a_leader_that_hangs_is_not_waited_for() {
     go.send(()).unwrap();
     assert!(matches!(leader.join().unwrap(), Err(CliqueError::Timeout { .. })), "all get the same");
 }
+
+/// Whoever is refused leaves nothing behind: the next to come is the first.
+#[test]
+fn a_seat_that_does_not_exist_sets_no_purpose() {
+    let barrier = Barrier::new(1);
+    let error = barrier.arrive(1, "something else", Ok(()), PATIENT, |word| word.map(|()| 7)).unwrap_err();
+    assert!(matches!(error, CliqueError::Crowded { seat: 1, .. }), "{error}");
+    assert_eq!(arrive(&barrier, 0, PATIENT).unwrap(), 7);
+}
