@@ -284,6 +284,23 @@ fn a_child_is_in_progress_until_every_rank_has_split() {
     assert_eq!((setup.nccl.live(), setup.backend.live_communicators()), (0, 0));
 }
 
+/// Once the parent has said that it is done, a child is asked without it: somebody may be aborting it just then.
+#[test]
+fn a_child_that_is_made_does_not_need_its_parent() {
+    let setup = setup(&[]);
+    let parents = setup.pair();
+    let children = [0, 1].map(|rank| setup.split(parents[rank], Some(5)).1);
+    assert!(parents.iter().all(|parent| setup.state(*parent) == Status::SUCCESS));
+    for parent in parents {
+        assert_eq!(setup.abort(parent), Status::SUCCESS);
+    }
+    for child in children {
+        assert_eq!(setup.state(child), Status::SUCCESS);
+        assert_eq!(setup.abort(child), Status::SUCCESS);
+    }
+    assert_eq!((setup.nccl.live(), setup.backend.live_communicators()), (0, 0));
+}
+
 #[test]
 fn a_rank_without_a_colour_gets_no_child() {
     let setup = setup(&[]);
@@ -305,6 +322,22 @@ fn a_child_that_is_aborted_before_it_is_made_goes_with_its_parent() {
         }
         assert_eq!((setup.nccl.live(), setup.backend.live_communicators()), (0, 0), "{parent_first}");
     }
+}
+
+/// The last rank splits after the first has given its child up: the library has made it by the time the parent ends.
+#[test]
+fn a_child_that_is_aborted_and_made_all_the_same_goes_when_its_parent_is_destroyed() {
+    let setup = setup(&[]);
+    let parents = setup.pair();
+    let (_, given_up) = setup.split(parents[0], Some(5));
+    assert_eq!(setup.abort(given_up), Status::SUCCESS);
+    let (_, child) = setup.split(parents[1], Some(5));
+    assert_eq!(setup.state(child), Status::SUCCESS);
+    for comm in parents.into_iter().chain([child]) {
+        // SAFETY: nobody uses it any more.
+        assert_eq!(unsafe { setup.backend.destroy(comm) }, Status::SUCCESS);
+    }
+    assert_eq!((setup.nccl.live(), setup.backend.live_communicators()), (0, 0));
 }
 
 /// With a lock around calls of the library, the state could not be asked until the abort is over.

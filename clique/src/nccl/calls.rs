@@ -9,7 +9,7 @@ use crate::backend::{
 };
 use crate::nccl::comms::{Found, Slot};
 use crate::nccl::config::{self, Filled};
-use crate::nccl::table::{NO_COLOR, REVOKE_DEFAULT, RawConfig, RawStatus, SHRINK_ABORT, UniqueId};
+use crate::nccl::table::{Comm, NO_COLOR, REVOKE_DEFAULT, RawConfig, RawStatus, SHRINK_ABORT, UniqueId};
 use crate::nccl::{Nccl, lock, text};
 
 /// The first error, else the last status.
@@ -71,6 +71,17 @@ impl Nccl {
         // SAFETY: names no communicator.
         let message = unsafe { self.explain(status, None) };
         Err(BackendError::Status { call, status, message })
+    }
+
+    /// Aborts a communicator by the library's own handle.
+    ///
+    /// # Safety
+    /// - The handle is of a communicator that is neither destroyed nor aborted, and nobody names it after this.
+    unsafe fn abort_handle(&self, device: u32, handle: Comm) -> Status {
+        // SAFETY: the caller's.
+        let call = || unsafe { (self.table.ncclCommAbort)(handle) };
+        // The library finds the device by itself; this keeps the thread's own.
+        Status(self.on_device(device, call).unwrap_or_else(|_| call()))
     }
 
     /// The children of a group of splits, taken in when the group has been called.
@@ -194,11 +205,14 @@ impl Backend for Nccl {
         let Some(found) = self.comms.find(comm).filter(|found| !found.handle.is_null()) else {
             return self.refuse(Status::INTERNAL_ERROR, "the parent is done and has made no child");
         };
-        self.comms.settle(comm);
         let mut state = Status::SUCCESS.0;
         // SAFETY: the caller says that the communicator is alive; `state` outlives the call.
         let status = Status(unsafe { (self.table.ncclCommGetAsyncError)(found.handle, &mut state) });
-        worse(status, Status(state))
+        let state = worse(status, Status(state));
+        if state == Status::SUCCESS {
+            self.comms.settle_children(comm);
+        }
+        state
     }
 
     fn handle(&self, comm: RawComm) -> RawComm {
@@ -360,6 +374,12 @@ impl Backend for Nccl {
 
     unsafe fn destroy(&self, comm: RawComm) -> Status {
         let destroy = self.table.ncclCommDestroy;
+        let device = self.comms.find(comm).map_or(0, |found| found.device);
+        for child in self.comms.abandoned_by(comm) {
+            // SAFETY: nobody has the child's name any more, and the split that told its handle is over: the caller says
+            // that the parent is not in progress.
+            unsafe { self.abort_handle(device, child) };
+        }
         // SAFETY: the caller vouches for the communicator, and nobody names it after this.
         let status = self.for_each(&[comm], |comm| *comm, |_, _, found| unsafe { destroy(found.handle) });
         self.comms.remove(comm);
@@ -373,15 +393,11 @@ impl Backend for Nccl {
         let Some(found) = self.comms.find(comm) else {
             return self.refuse(Status::INVALID_ARGUMENT, "there is no such communicator, or no longer");
         };
-        let abort = |handle| {
-            // SAFETY: the caller vouches for the communicator, and nobody names it after this.
-            let call = || unsafe { (self.table.ncclCommAbort)(handle) };
-            // The library finds the device by itself; this keeps the thread's own.
-            self.on_device(found.device, call).unwrap_or_else(|_| call())
-        };
-        let status = Status(abort(found.handle));
+        // SAFETY: the caller vouches for the communicator, and nobody names it after this.
+        let status = unsafe { self.abort_handle(found.device, found.handle) };
         for child in self.comms.abandoned_by(comm) {
-            abort(child);
+            // SAFETY: nobody has the child's name any more, and its split has ended with its parent.
+            unsafe { self.abort_handle(found.device, child) };
         }
         self.comms.remove(comm);
         status

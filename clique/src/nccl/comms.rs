@@ -93,10 +93,13 @@ impl Comms {
         Some(Found { handle: entry.slot.handle(), device: entry.device, parent: entry.parent })
     }
 
-    /// A child is made, or has failed to: its own state counts from now on.
-    pub(super) fn settle(&self, comm: RawComm) {
-        if let Some(entry) = self.lock().get_mut(&comm) {
-            entry.parent = None;
+    /// A parent is not in progress any more: of its children that are made the own state counts from now on, and nobody
+    /// asks the parent for their sake, which may be aborted at any time.
+    pub(super) fn settle_children(&self, parent: RawComm) {
+        for entry in self.lock().values_mut() {
+            if entry.parent == Some(parent) && !entry.abandoned && !entry.slot.handle().is_null() {
+                entry.parent = None;
+            }
         }
     }
 
