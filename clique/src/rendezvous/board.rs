@@ -72,11 +72,21 @@ pub(crate) struct Board {
     /// How many gathers wait in a round, which need not be open.
     waiting: HashMap<Key, u32>,
     uses: u64,
+    /// What has been said in a round that nobody has posted to. Shared, so that answers made of it can be, too: whoever
+    /// watches a clique in use gathers such a round at each heartbeat.
+    nobody: Arc<Vec<Option<Post>>>,
 }
 
 impl Board {
     pub(crate) fn new(participants: u32) -> Self {
-        Board { participants, open: HashMap::new(), over: VecDeque::new(), waiting: HashMap::new(), uses: 0 }
+        Board {
+            participants,
+            open: HashMap::new(),
+            over: VecDeque::new(),
+            waiting: HashMap::new(),
+            uses: 0,
+            nobody: Arc::new(vec![None; participants as usize]),
+        }
     }
 
     /// A gather begins to wait: until it has ended, the round is not given up.
@@ -129,7 +139,7 @@ impl Board {
         let participants = self.participants;
         let Some(open) = self.open.get_mut(key) else {
             self.check_not_over(key)?;
-            return Ok(over.then(|| Arc::new(vec![None; participants as usize])));
+            return Ok(over.then(|| self.nobody.clone()));
         };
         self.uses += 1;
         open.used = self.uses;

@@ -463,6 +463,11 @@ mod tests {
             let first = store.encode(said.clone());
             assert!(Arc::ptr_eq(&first, &store.encode(said.clone())));
         }
+        // So do those who gather one that nobody has posted to.
+        let key = Key { clique: "c".to_owned(), attempt: 0, phase: "p".to_owned() };
+        let (once, again) = [(); 2].map(|()| store.board.gather(0, &key, true).unwrap().unwrap()).into();
+        let first = store.encode(once);
+        assert!(Arc::ptr_eq(&first, &store.encode(again)));
         // With gaps it says where those are who are missing, and that may change.
         let before = store.encode(gaps.clone());
         store.seats.goodbye(1);
