@@ -1,6 +1,6 @@
 #!/bin/sh
 # The real NCCL on a machine without a GPU: it loads, says its version, makes unique ids, and initialisation ends in its
-# own error, in time. Downloads 194 MB, so it runs only when asked for:
+# own error, in time. Downloads 194 MB.
 #
 #   ci/clique-nccl.sh [VERSION]            of the package nvidia-nccl-cu13; 2.27.7 if not given
 #   PORTWAY_NCCL_LIBRARY=PATH ci/clique-nccl.sh      a library that is here already
