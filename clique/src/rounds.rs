@@ -69,7 +69,15 @@ impl Rounds {
         loop {
             // A rendezvous waits for everybody; if some are enough, they are looked for now and then.
             let slice = if self.who.is_some() { until.left().min(SLICE) } else { within };
-            let heard = self.understand(self.rendezvous.gather(&round, slice)?)?;
+            let gathered = match self.rendezvous.gather(&round, slice) {
+                // A late answer to one look of many is no loss.
+                Err(CliqueError::Timeout { .. }) if self.who.is_some() && !until.is_over() => {
+                    std::thread::sleep(slice);
+                    continue;
+                }
+                gathered => gathered?,
+            };
+            let heard = self.understand(gathered)?;
             if self.who.is_none() || !matches!(heard, Heard::Missing(_)) || until.is_over() {
                 return Ok(heard);
             }
