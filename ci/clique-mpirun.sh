@@ -29,8 +29,10 @@ done
 
 # The control: one process of the job has another token, so nobody hears all, and everybody ends.
 export PORTWAY_STORE="127.0.0.1:$port"
-if timeout 120 mpirun --oversubscribe -n 3 "$example" : -n 1 env PORTWAY_JOB=another-job "$example" >/dev/null 2>&1; then
-  echo "the control passed, so the check checks nothing" >&2
-  exit 1
-fi
+status=0
+timeout 120 mpirun --oversubscribe -n 3 "$example" : -n 1 env PORTWAY_JOB=another-job "$example" >/dev/null 2>&1 || status=$?
+case $status in
+0) echo "the control passed, so the check checks nothing" >&2; exit 1 ;;
+124) echo "the control did not end in 120 s" >&2; exit 1 ;;
+esac
 echo "mpirun: 4 ranks heard each other; with a wrong token they did not"
