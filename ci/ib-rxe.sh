@@ -25,7 +25,7 @@ program=$(cargo test --package portway-transport-ib --test rxe --no-run --messag
 case $what in
     short)
         commands="$program conformance-hosts; $program random $seed 3000"
-        commands+="; $program faults a_changed_byte_is_found peers_link_down killed_in_mid_put wrong_rkey receiver_not_ready"
+        commands+="; $program faults a_changed_byte_is_found a_broken_witness_is_found peers_link_down killed_in_mid_put wrong_rkey receiver_not_ready"
         timeout=400
         ;;
     all)

@@ -17,7 +17,8 @@ pub struct Config {
     pub port: Option<u8>,
     /// The GPU whose memory is moved, if any.
     pub gpu: Option<Gpu>,
-    /// The GID by its index in the port's table. Otherwise the pair of RoCE v2, routable and matching the peer.
+    /// The GID by its index in the port's table. Otherwise the pair of RoCE v2, routable and matching the peer; a port
+    /// with more than 16 such GIDs needs this.
     pub gid_index: Option<u8>,
     /// Index of the partition key in the port's table. 0 unless told otherwise.
     pub pkey_index: u16,

@@ -95,7 +95,9 @@ impl IbEndpoint {
 }
 
 impl Endpoint for IbEndpoint {
-    /// Waits for no peer: the time is the driver's, which looks up how to reach it and has a limit of its own.
+    /// Waits for no peer, so the caller's timeout is not used. On RoCE the kernel looks up the hardware address of the
+    /// peer or its router, for each queue pair; that call cannot be cut short and has a limit of its own, whose end is
+    /// the [`TransportError::Timeout`].
     fn connect(self: Box<Self>, peer: &[u8], _: Duration) -> Result<Box<dyn Port>, TransportError> {
         let peer = message::Endpoint::decode(peer)?;
         let (route, name) = self.route(&peer)?;

@@ -10,7 +10,7 @@
 use core::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The most GIDs that an end offers its peer.
+/// The most GIDs that an end offers its peer. A port with more has to be told which one.
 pub(crate) const MAX_OFFERED: usize = 16;
 
 /// A global identifier: an IPv6 address, or an IPv4 address mapped into one.
@@ -100,13 +100,11 @@ pub(crate) fn offers(roce: bool, table: &[Entry], index: Option<u8>) -> Result<V
         return table.first().map(|&entry| vec![entry]).ok_or("the table is empty");
     }
     let routable = |entry: &&Entry| entry.gid.is_routable();
-    let offers: Vec<Entry> = table
-        .iter()
-        .filter(|entry| entry.kind == Kind::RoceV2)
-        .filter(routable)
-        .take(MAX_OFFERED)
-        .copied()
-        .collect();
+    let offers: Vec<Entry> =
+        table.iter().filter(|entry| entry.kind == Kind::RoceV2).filter(routable).copied().collect();
+    if offers.len() > MAX_OFFERED {
+        return Err("more than 16 entries are RoCE v2 and routable, gid_index has to name one");
+    }
     if !offers.is_empty() {
         return Ok(offers);
     }
@@ -292,6 +290,18 @@ mod tests {
             let offered = offered.map(|entries| entries.iter().map(|entry| entry.index).collect::<Vec<_>>());
             assert_eq!(offered, expected.map(<[u8]>::to_vec), "{name}");
         }
+    }
+
+    #[test]
+    fn more_than_are_offered_need_the_callers_choice() {
+        let entries = |count: u8| -> Vec<Entry> {
+            (0..count).map(|index| Entry { index, gid: gid(&format!("10.0.{index}.1")), kind: V2 }).collect()
+        };
+        let offered = |count, index| offers(true, &entries(count), index).map(|entries| entries.len());
+        assert_eq!(offered(MAX_OFFERED as u8, None), Ok(MAX_OFFERED));
+        let expected = "more than 16 entries are RoCE v2 and routable, gid_index has to name one";
+        assert_eq!(offered(MAX_OFFERED as u8 + 1, None), Err(expected));
+        assert_eq!(offered(MAX_OFFERED as u8 + 1, Some(MAX_OFFERED as u8)), Ok(1));
     }
 
     type Pair = (&'static str, &'static [&'static str], &'static [&'static str], Option<(usize, usize)>);

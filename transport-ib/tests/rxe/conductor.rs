@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 const PROMPT: Duration = Duration::from_secs(60);
 
 struct Host {
+    /// Of its device and network namespace.
     number: usize,
     child: Child,
     commands: ChildStdin,
@@ -67,6 +68,14 @@ impl Hosts {
             hosts.ask(host, &format!("open {timeout} {retries} {how}"))?;
         }
         Ok(hosts)
+    }
+
+    /// Starts another process on the device of a host; its own number.
+    pub fn join(&mut self, host: usize, timeout: u8, retries: u8) -> Result<usize, String> {
+        self.0.push(Host::start(host)?);
+        let joined = self.0.len() - 1;
+        self.ask(joined, &format!("open {timeout} {retries} plain"))?;
+        Ok(joined)
     }
 
     /// Sends a command and does not wait for its answer.

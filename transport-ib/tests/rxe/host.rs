@@ -17,6 +17,7 @@ use portway_transport_ib::{Config, Ib};
 use crate::Outcome;
 use crate::immediate;
 use crate::random::{self, Flow};
+use crate::witness::{self, Gauge};
 
 /// The length of each source and destination.
 pub const MEMORY_BYTES: u64 = 16 << 20;
@@ -33,10 +34,22 @@ struct Connection {
     stream: Option<Stream>,
 }
 
-/// A thread that puts without end, until an error or a stop.
+/// A thread that puts without end, or is an end of a witness, until an error or a stop.
 struct Stream {
-    stop: Arc<AtomicBool>,
+    gauge: Arc<Gauge>,
     outcome: mpsc::Receiver<String>,
+}
+
+impl Stream {
+    fn start(work: impl FnOnce(&Gauge) -> Outcome + Send + 'static) -> Stream {
+        let (gauge, (sender, outcome)) = (Arc::new(Gauge::default()), mpsc::channel());
+        let shared = gauge.clone();
+        std::thread::spawn(move || {
+            let result = work(&shared);
+            let _ = sender.send(result.err().unwrap_or_else(|| "stopped".into()));
+        });
+        Stream { gauge, outcome }
+    }
 }
 
 struct Host {
@@ -132,24 +145,40 @@ impl Host {
             }
             ["stream", name, len] => {
                 let (channel, len) = (self.channel(name)?.clone(), len.parse().map_err(text)?);
-                let (stop, (sender, outcome)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
-                let stopped = stop.clone();
-                std::thread::spawn(move || {
-                    let result = puts(&channel, len, u64::MAX, &stopped);
-                    let _ = sender.send(result.err().unwrap_or_else(|| "stopped".into()));
-                });
-                self.connection(name)?.stream = Some(Stream { stop, outcome });
+                self.connection(name)?.stream =
+                    Some(Stream::start(move |gauge| puts(&channel, len, u64::MAX, &gauge.stop)));
+                Ok(String::new())
+            }
+            ["witness", name, end] => {
+                let (channel, sends) = (self.channel(name)?.clone(), *end == "send");
+                let connection = self.connection(name)?;
+                let memory = if sends { &connection.source } else { &connection.destination };
+                let region = memory.region.clone();
+                connection.stream = Some(Stream::start(move |gauge| match sends {
+                    true => witness::send(&channel, &region, gauge),
+                    false => witness::receive(&channel, &region, gauge),
+                }));
+                Ok(String::new())
+            }
+            ["rounds", name] => {
+                let stream = self.stream(name)?;
+                let (rounds, longest_ms) = stream.gauge.read();
+                match stream.outcome.try_recv() {
+                    Ok(end) => Err(end),
+                    Err(_) => Ok(format!("{rounds} {longest_ms}")),
+                }
+            }
+            ["spoil", name] => {
+                self.stream(name)?.gauge.spoil.store(true, Ordering::Relaxed);
                 Ok(String::new())
             }
             ["stop", name] => {
-                let stream = self.connection(name)?.stream.as_ref().ok_or("no stream")?;
-                stream.stop.store(true, Ordering::Relaxed);
+                self.stream(name)?.gauge.stop.store(true, Ordering::Relaxed);
                 Ok(String::new())
             }
             ["outcome", name, millis] => {
                 let within = Duration::from_millis(millis.parse().map_err(text)?);
-                let stream = self.connection(name)?.stream.as_ref().ok_or("no stream")?;
-                stream
+                self.stream(name)?
                     .outcome
                     .recv_timeout(within)
                     .map_err(|_| format!("no end of the stream within {within:?}"))
@@ -200,6 +229,10 @@ impl Host {
 
     fn connection(&mut self, name: &str) -> Result<&mut Connection, String> {
         self.connections.get_mut(name).ok_or_else(|| format!("no connection {name}"))
+    }
+
+    fn stream(&mut self, name: &str) -> Result<&Stream, String> {
+        self.connection(name)?.stream.as_ref().ok_or_else(|| format!("{name} has no stream"))
     }
 
     fn channel(&mut self, name: &str) -> Result<&ChannelProducer, String> {

@@ -10,6 +10,7 @@ mod faults;
 mod host;
 mod immediate;
 mod random;
+mod witness;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

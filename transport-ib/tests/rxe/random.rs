@@ -92,7 +92,7 @@ fn batch(random: &mut Random) -> Vec<Put> {
 }
 
 /// The bytes of a source in one batch, up to `len`.
-fn pattern(seed: u64, batch: u64, len: u64) -> Vec<u8> {
+pub fn pattern(seed: u64, batch: u64, len: u64) -> Vec<u8> {
     let key = Random::new(seed ^ batch << 20).next() | 1;
     let mut bytes = Vec::with_capacity(len as usize + 8);
     let mut word = key;
