@@ -19,19 +19,19 @@ mod seeds;
 
 // The decoders are private, so their files are compiled again in here, with what they need of their crates around them.
 #[path = "../../transport-ib/src/gid.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "only its decoders are called here")]
 mod gid;
 #[path = "../../transport-ib/src/message.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "only its decoders are called here")]
 mod ib_message;
 #[path = "../../transport-ipc/src/identity.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "only its decoders are called here")]
 mod identity;
 #[path = "../../transport-ipc/src/message.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "only its decoders are called here")]
 mod ipc_message;
 #[path = "../../clique/src/message/mod.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "only its decoders are called here")]
 mod message;
 mod error {
     pub use portway_transport_ipc::Error;
