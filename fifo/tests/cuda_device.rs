@@ -208,6 +208,22 @@ fn device_memory_is_exported() {
     device.end();
 }
 
+/// The control of a run under compute-sanitizer's memcheck, which has to find this; `ci/device-run.sh --sanitizer` asks
+/// for it by name. The word behind the allocation is in the same page, so without memcheck nothing is noticed.
+#[test]
+#[ignore = "a store outside of an allocation, for memcheck to find"]
+fn memcheck_finds_a_store_outside() {
+    let device = device_or_return!("memcheck_finds_a_store_outside");
+    let kernel = device.kernel("check_and_add");
+    let (region, tally) = (device.context.allocate(Kind::Legacy, 64).unwrap(), Tally::new(&device));
+    let parameters: [u64; 5] = [region.address(), 64 / 8 + 1, 0, 1, tally.address()];
+    // SAFETY: the one word too many is in the 512 bytes at least that the driver gives out at a time, unused.
+    unsafe { kernel.launch(&device.stream, [1; 3], [1; 3], 0, &parameters.each_ref().map(bytes_of)) }
+        .unwrap();
+    // Under memcheck the kernel is stopped, and the context is of no more use.
+    let _ = device.stream.wait(PATIENCE);
+}
+
 /// Two physical pieces, mapped side by side with the driver's own functions, as other allocators do.
 #[test]
 fn imported_memory_of_two_pieces_has_two_segments() {
