@@ -51,7 +51,9 @@ pack cuda_progress program 560 cuda_progress test --no-run -p portway-proxy --fe
 pack ipc-cuda_ipc test 180 cuda_ipc test --no-run -p portway-transport-ipc --test cuda_ipc
 pack cuda_ipc_progress program 560 cuda_ipc_progress test --no-run -p portway-transport-ipc --test cuda_ipc_progress
 pack clique-nccl_device test 180 nccl_device test --no-run -p portway-clique --features cuda --test nccl_device
-pack clique-clique_device test 300 clique_device test --no-run -p portway-clique --features cuda --test clique_device
+pack clique-clique_device test 180 clique_device test --no-run -p portway-clique --features cuda --test clique_device
+pack clique-processes_device test 180 processes_device test --no-run -p portway-clique --features cuda --test processes_device
+pack clique-flat_device test 300 flat_device test --no-run -p portway-clique --features cuda --test flat_device
 pack portway-bench bench 300 portway-bench build --release -p portway-bench
 
 cp ci/device-run.sh "$folder/device-run.sh"

@@ -1,4 +1,5 @@
-//! NCCL as a backend on two GPUs. Each test has a deadline; what the machine lacks is waived.
+//! NCCL as a backend on two GPUs, or on one where that will do. Each test has a deadline; what the machine lacks is
+//! waived.
 #![cfg(feature = "cuda")]
 
 use std::sync::Arc;
@@ -18,16 +19,26 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// For what has to end.
 const BOUND: Duration = Duration::from_secs(20);
 
-fn setup() -> Option<Arc<Nccl>> {
+/// NCCL on a machine with so many GPUs, or more.
+fn setup(needed: u32) -> Option<Arc<Nccl>> {
     let lacks = match (Driver::load().and_then(|driver| driver.device_count()), Nccl::load()) {
-        (Err(error), _) => error.to_string(),
-        (Ok(count), _) if count < 2 => format!("two devices: {count} here"),
-        (_, Err(error)) => error.to_string(),
+        (Err(error), _) => format!("needs {needed} GPUs, has 0: {error}"),
+        (Ok(count), _) if count < needed => {
+            println!("waived: needs {needed} GPUs, has {count}");
+            return None;
+        }
+        (_, Err(error)) => format!("needs NCCL: {error}"),
         (Ok(_), Ok(nccl)) => return Some(nccl),
     };
     println!("waived: {lacks}");
-    assert!(std::env::var_os("PORTWAY_REQUIRE_CUDA").is_none(), "{lacks}");
+    assert!(std::env::var_os("PORTWAY_REQUIRE_CUDA").is_none(), "PORTWAY_REQUIRE_CUDA, and {lacks}");
     None
+}
+
+/// The ranks of a test that can do with one GPU: two if there are two.
+fn locals() -> &'static [LocalRank] {
+    let count = Driver::load().and_then(|driver| driver.device_count()).unwrap();
+    &LOCALS[..count.min(2) as usize]
 }
 
 fn init(nccl: &Nccl, size: u32, locals: &[LocalRank]) -> (Status, Vec<RawComm>) {
@@ -67,8 +78,9 @@ fn ready(nccl: &Nccl, comms: &[RawComm], what: &str) {
     }
 }
 
-fn pair(nccl: &Nccl) -> Vec<RawComm> {
-    let (status, comms) = init(nccl, 2, &LOCALS);
+/// Two communicators, or one where there is one GPU.
+fn group(nccl: &Nccl) -> Vec<RawComm> {
+    let (status, comms) = init(nccl, locals().len() as u32, locals());
     assert!(!status.is_error(), "{}", explain(nccl, status));
     ready(nccl, &comms, "initialisation");
     comms
@@ -112,10 +124,13 @@ fn all_reduce(nccl: &Nccl, comms: &[RawComm], workspaces: &[Box<dyn Workspace>])
     unsafe { nccl.enqueue(&calls) }
 }
 
-/// One checked all-reduce over communicators of the two devices.
+/// One checked all-reduce over communicators of the first devices.
 fn check(nccl: &Nccl, comms: &[RawComm], what: &str) {
-    let mut workspaces: Vec<_> = (0..2).map(|device| nccl.workspace(device, 4096).unwrap()).collect();
-    for (workspace, value) in workspaces.iter_mut().zip([1.5f32, 2.25]) {
+    let devices = 0..comms.len() as u32;
+    let mut workspaces: Vec<_> = devices.map(|device| nccl.workspace(device, 4096).unwrap()).collect();
+    let values = &[1.5f32, 2.25][..comms.len()];
+    let sum: f32 = values.iter().sum();
+    for (workspace, value) in workspaces.iter_mut().zip(values) {
         workspace.write(&value.to_ne_bytes().repeat(1024)).unwrap();
     }
     let status = all_reduce(nccl, comms, &workspaces);
@@ -128,7 +143,7 @@ fn check(nccl: &Nccl, comms: &[RawComm], what: &str) {
         }
         let mut bytes = [0; 4096];
         workspace.read(&mut bytes).unwrap();
-        assert!(bytes.chunks(4).all(|word| word == 3.75f32.to_ne_bytes()), "{what}: {:?}", &bytes[..8]);
+        assert!(bytes.chunks(4).all(|word| word == sum.to_ne_bytes()), "{what}: {:?}", &bytes[..8]);
     }
 }
 
@@ -158,9 +173,9 @@ fn split(nccl: &Nccl, parents: &[RawComm], colors: [Option<u32>; 2]) -> Vec<RawC
 
 #[test]
 fn a_pair_works_and_so_do_its_children() {
-    let Some(nccl) = setup() else { return };
+    let Some(nccl) = setup(2) else { return };
     println!("recorded: {}, {:?}", nccl.name(), nccl.capabilities());
-    let comms = pair(&nccl);
+    let comms = group(&nccl);
     for (comm, local) in comms.iter().zip(LOCALS) {
         // SAFETY: the communicator is ready.
         let shape = unsafe { nccl.shape(*comm) }.unwrap();
@@ -183,13 +198,31 @@ fn a_pair_works_and_so_do_its_children() {
 }
 
 #[test]
+fn a_single_rank_works_and_so_does_its_child() {
+    let Some(nccl) = setup(1) else { return };
+    let (status, comms) = init(&nccl, 1, &LOCALS[..1]);
+    assert!(!status.is_error(), "{}", explain(&nccl, status));
+    ready(&nccl, &comms, "initialisation");
+    check(&nccl, &comms, "all-reduce");
+    let mut child = [RawComm::NULL];
+    // SAFETY: the parent is ready.
+    let status = unsafe { nccl.split(&[SplitCall { parent: comms[0], color: Some(1), key: 0 }], &mut child) };
+    assert!(!status.is_error(), "{}", explain(&nccl, status));
+    ready(&nccl, &child, "splitting");
+    check(&nccl, &child, "all-reduce of the child");
+    end(&nccl, &child);
+    println!("recorded: abort of a single rank: {:?}", abort(&nccl, &comms));
+    assert_eq!(nccl.live_communicators(), 0);
+}
+
+#[test]
 fn shrinking_leaves_the_rest() {
-    let Some(nccl) = setup() else { return };
+    let Some(nccl) = setup(2) else { return };
     if !nccl.capabilities().shrink {
         println!("waived: shrinking: not in this {}", nccl.name());
         return;
     }
-    let comms = pair(&nccl);
+    let comms = group(&nccl);
     check(&nccl, &comms, "all-reduce");
     let mut child = [RawComm::NULL];
     // SAFETY: the parent is ready, and the excluded one does not call.
@@ -203,8 +236,8 @@ fn shrinking_leaves_the_rest() {
 
 #[test]
 fn a_missing_rank_is_in_progress_until_it_is_aborted() {
-    let Some(nccl) = setup() else { return };
-    let (status, comms) = init(&nccl, 3, &LOCALS);
+    let Some(nccl) = setup(1) else { return };
+    let (status, comms) = init(&nccl, locals().len() as u32 + 1, locals());
     assert_eq!(status, Status::IN_PROGRESS);
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(2) {
@@ -213,14 +246,14 @@ fn a_missing_rank_is_in_progress_until_it_is_aborted() {
     }
     println!("recorded: abort with a rank missing: {:?}", abort(&nccl, &comms));
     // And the next attempt works.
-    let comms = pair(&nccl);
+    let comms = group(&nccl);
     check(&nccl, &comms, "all-reduce after an abort");
     end(&nccl, &comms);
 }
 
 #[test]
 fn the_same_device_twice_ends_in_an_error() {
-    let Some(nccl) = setup() else { return };
+    let Some(nccl) = setup(1) else { return };
     let (status, comms) = init(&nccl, 2, &[LOCALS[0], LocalRank { rank: 1, device: 0 }]);
     let made: Vec<RawComm> = comms.into_iter().filter(|comm| *comm != RawComm::NULL).collect();
     let states = settled(&nccl, &made, "initialisation");
@@ -231,8 +264,8 @@ fn the_same_device_twice_ends_in_an_error() {
 
 #[test]
 fn a_split_that_one_rank_does_not_join_is_aborted() {
-    let Some(nccl) = setup() else { return };
-    let comms = pair(&nccl);
+    let Some(nccl) = setup(2) else { return };
+    let comms = group(&nccl);
     let mut child = [RawComm::NULL];
     // SAFETY: the parent is ready.
     let status = unsafe { nccl.split(&[SplitCall { parent: comms[0], color: Some(1), key: 0 }], &mut child) };
@@ -248,8 +281,8 @@ fn a_split_that_one_rank_does_not_join_is_aborted() {
 
 #[test]
 fn a_collective_that_one_rank_does_not_join_is_aborted() {
-    let Some(nccl) = setup() else { return };
-    let comms = pair(&nccl);
+    let Some(nccl) = setup(2) else { return };
+    let comms = group(&nccl);
     check(&nccl, &comms, "all-reduce");
     let mut workspaces = vec![nccl.workspace(0, 4096).unwrap()];
     let status = all_reduce(&nccl, &comms[..1], &workspaces);
@@ -266,13 +299,13 @@ fn a_collective_that_one_rank_does_not_join_is_aborted() {
 
 #[test]
 fn many_in_a_row_leave_nothing() {
-    let Some(nccl) = setup() else { return };
+    let Some(nccl) = setup(1) else { return };
     let count = |of: &str| std::fs::read_dir(of).unwrap().count();
     let mut seen = Vec::new();
     let mut took = Vec::new();
     for turn in 0..20 {
         let began = Instant::now();
-        let comms = pair(&nccl);
+        let comms = group(&nccl);
         took.push(began.elapsed());
         check(&nccl, &comms, "all-reduce");
         if turn % 2 == 0 {
@@ -283,7 +316,8 @@ fn many_in_a_row_leave_nothing() {
         seen.push((count("/proc/self/task"), count("/proc/self/fd")));
     }
     took.sort();
-    println!("recorded: initialisation of two: median {:?}, slowest {:?}", took[10], took[19]);
+    let count = locals().len();
+    println!("recorded: initialisation of {count}: median {:?}, slowest {:?}", took[10], took[19]);
     println!("recorded: threads and descriptors after each: {seen:?}");
     let (tasks, files) = seen[3];
     assert!(seen[4..].iter().all(|(task, file)| *task <= tasks + 2 && *file <= files + 4), "{seen:?}");

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use portway_clique::backend::{Backend, DataType, ReduceOp};
 use portway_clique::nccl::Nccl;
 use portway_clique::rendezvous::{Hub, InProcess, Rendezvous};
-use portway_clique::{Clique, CliqueBuilder, CliqueError, FirstUse, Member};
+use portway_clique::{Clique, CliqueBuilder, CliqueError, Failure, FirstUse, Member};
 use portway_fifo::cuda::Driver;
 
 /// For what has to succeed.
@@ -125,6 +125,14 @@ pub fn each<T: Send + 'static, R: Send + 'static>(
     body: impl Fn(T) -> R + Clone + Send + 'static,
 ) -> Vec<R> {
     each_within(PATIENT * 2, items, body)
+}
+
+/// What a clique failed of.
+pub fn failure(error: &CliqueError) -> &Failure {
+    match error {
+        CliqueError::Failed(failure) => failure,
+        error => panic!("expected a failure, seen {error}"),
+    }
 }
 
 /// What the tests declare.

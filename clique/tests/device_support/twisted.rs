@@ -8,6 +8,9 @@ use portway_clique::backend::{
     Backend, BackendError, Capabilities, CommConfig, Enqueue, ID_BYTES, LocalRank, RawComm, Shape, SplitCall,
     Status, Variable, Workspace,
 };
+use portway_clique::rendezvous::Hub;
+
+use super::{Machine, Participant, builder};
 
 /// What it does instead of its part of the initialisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,4 +138,19 @@ impl Twisted {
     fn lacks(&self, call: &'static str) -> BackendError {
         BackendError::NotInLibrary { call, library: self.library.name() }
     }
+}
+
+/// The ranks of the GPUs, and one more that does something else in place of its initialisation, so that the library
+/// waits for it.
+pub fn with_a_twisted_one(machine: &Machine, size: u32, attempt: u64, instead: Instead) -> Vec<Participant> {
+    let hub = Hub::new(size).unwrap();
+    let twisted = Twisted::new(machine.backend(), instead);
+    let participant = |rank| {
+        let is_last = rank == size - 1;
+        let backend: Arc<dyn Backend> = if is_last { twisted.clone() } else { machine.backend() };
+        let device = if is_last { 0 } else { rank };
+        let builder = builder("device", size, attempt).local(rank, device);
+        Participant { builder, backend, place: Arc::new(hub.join(rank).unwrap()) }
+    };
+    (0..size).map(participant).collect()
 }
