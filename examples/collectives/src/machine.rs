@@ -48,19 +48,22 @@ pub fn over_ib(ranks: usize, devices: &[String]) -> Result<Found, Box<dyn Error>
     Ok(Found::Machines(machines))
 }
 
-/// CUDA IPC: one rank a GPU, in the memory of that GPU.
-pub fn over_ipc(ranks: usize) -> Result<Found, Box<dyn Error>> {
+/// CUDA IPC: a rank in the memory of each of these GPUs, one of which may be named twice; without names, a rank a GPU.
+pub fn over_ipc(ranks: usize, devices: &[String]) -> Result<Found, Box<dyn Error>> {
     let driver = match Driver::load() {
         Ok(driver) => driver,
         Err(lacking) => return Ok(Found::Lacking(lacking.to_string())),
     };
     let gpus = driver.device_count()?;
-    if gpus < 2 {
-        return Ok(Found::Lacking(format!("two GPUs are needed, {gpus} found")));
+    let ordinals = ordinals(ranks, gpus, devices)?;
+    if ordinals.len() < 2 || ordinals.iter().any(|&ordinal| ordinal >= gpus) {
+        let lacking =
+            format!("two GPUs are needed, {gpus} found; `collectives ipc 0 0` has two ranks on one");
+        return Ok(Found::Lacking(lacking));
     }
     let mut first: Option<Ipc> = None;
     let mut machines = Vec::new();
-    for ordinal in 0..gpus.min(ranks as u32) {
+    for ordinal in ordinals {
         let context = Context::new(&driver, ordinal)?;
         let transport = match &first {
             None => Ipc::open(&context, ipc::Config::default())?,
@@ -71,4 +74,12 @@ pub fn over_ipc(ranks: usize) -> Result<Found, Box<dyn Error>> {
         machines.push(Machine { transport: Box::new(transport), allocate: Box::new(allocate) });
     }
     Ok(Found::Machines(machines))
+}
+
+/// The GPUs by these names, or, without names, the first ones, one a rank.
+pub fn ordinals(ranks: usize, gpus: u32, names: &[String]) -> Result<Vec<u32>, Box<dyn Error>> {
+    if names.is_empty() {
+        return Ok((0..gpus.min(ranks as u32)).collect());
+    }
+    names.iter().map(|name| Ok(name.parse().map_err(|_| format!("{name} is no GPU's number"))?)).collect()
 }

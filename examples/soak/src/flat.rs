@@ -61,8 +61,8 @@ impl Flat {
         Ok(())
     }
 
-    /// What was there, if it is no more in the last quarter of the run than in the second.
-    pub fn check(&self) -> Result<Use, String> {
+    /// What was there in the second quarter of the run and in the last, if that is no more.
+    pub fn check(&self) -> Result<(Use, Use), String> {
         let (Some(measure), Some(last)) = (self.measure, self.last) else {
             return Err("too few episodes to compare: give it more time".into());
         };
@@ -70,7 +70,7 @@ impl Flat {
             && last.threads <= measure.threads
             && last.descriptors <= measure.descriptors;
         if flat {
-            Ok(last)
+            Ok((measure, last))
         } else {
             Err(format!("not flat: expected no more than {measure:?}, seen {last:?}"))
         }

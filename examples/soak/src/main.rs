@@ -86,8 +86,8 @@ impl Leak {
 
 fn run(seconds: u64, seed: u64, over: &Over, leak: Leak) -> Result<(), Box<dyn Error>> {
     let time = Duration::from_secs(seconds);
-    let (started, mut episodes, mut flat) = (Instant::now(), 0, Flat::default());
-    let mut endings = BTreeMap::new();
+    let (started, mut episodes, mut calls, mut flat) = (Instant::now(), 0, 0, Flat::default());
+    let (mut endings, mut told) = (BTreeMap::new(), Instant::now());
     while started.elapsed() < time {
         let plan = over.plan(seed, episodes);
         if let Err(error) = over.run(&plan) {
@@ -96,11 +96,18 @@ fn run(seconds: u64, seed: u64, over: &Over, leak: Leak) -> Result<(), Box<dyn E
         leak.leak()?;
         *endings.entry(format!("{:?}", plan.ending)).or_insert(0) += 1;
         episodes += 1;
+        calls += plan.dialogues.iter().map(|dialogue| dialogue.calls.len()).sum::<usize>();
         flat.note(started.elapsed().as_secs_f64() / time.as_secs_f64())?;
+        if episodes == 1 || told.elapsed() >= Duration::from_secs(60) {
+            told = Instant::now();
+            let seen = flat::Use::now()?;
+            println!("soak: after {} s, {episodes} episodes: {seen:?}", started.elapsed().as_secs());
+        }
     }
-    let last = flat.check().map_err(|error| format!("{error}, after {episodes} episodes"))?;
+    let (measure, last) = flat.check().map_err(|error| format!("{error}, after {episodes} episodes"))?;
     println!(
-        "soak: ok, {episodes} episodes in {seconds} s with seed {seed}, {endings:?}; at the end {last:?}"
+        "soak: ok, {episodes} episodes of {calls} calls in {seconds} s with seed {seed}, {endings:?}; at most {measure:?} in \
+         the second quarter, {last:?} in the last"
     );
     Ok(())
 }
