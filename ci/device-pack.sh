@@ -54,6 +54,7 @@ pack clique-nccl_device test 180 nccl_device test --no-run -p portway-clique --f
 pack clique-clique_device test 180 clique_device test --no-run -p portway-clique --features cuda --test clique_device
 pack clique-processes_device test 180 processes_device test --no-run -p portway-clique --features cuda --test processes_device
 pack clique-flat_device test 300 flat_device test --no-run -p portway-clique --features cuda --test flat_device
+pack clique-driver_device test 480 driver_device test --no-run -p portway-clique --features cuda --test driver_device
 pack portway-bench bench 300 portway-bench build --release -p portway-bench
 
 cp ci/device-run.sh "$folder/device-run.sh"

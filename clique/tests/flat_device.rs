@@ -109,7 +109,7 @@ impl Counts {
 /// What this crate adds to the library's own initialisation, side by side, and 200 cliques in a row that leave nothing.
 #[test]
 fn many_in_a_row_are_flat_and_cost_little_more_than_the_library() {
-    let Some(machine) = Machine::with(1) else { return };
+    let Some(machine) = Machine::with_kernels(1) else { return };
     let gpus = machine.gpus.min(2);
     let gpu = Gpu::open(&machine.driver, 0);
     let locals: Vec<LocalRank> = (0..gpus).map(|rank| LocalRank { rank, device: rank }).collect();
@@ -161,7 +161,7 @@ fn many_in_a_row_are_flat_and_cost_little_more_than_the_library() {
 /// 30 attempts that fail leave nothing either.
 #[test]
 fn attempts_that_fail_are_flat() {
-    let Some(machine) = Machine::with(1) else { return };
+    let Some(machine) = Machine::with_kernels(1) else { return };
     let gpu = Gpu::open(&machine.driver, 0);
     works_afterwards(&machine, 1, 0);
     let fail = |attempt: u64| {

@@ -17,6 +17,7 @@ use portway_clique::nccl::Nccl;
 use portway_clique::rendezvous::{Hub, InProcess, Rendezvous};
 use portway_clique::{Clique, CliqueBuilder, CliqueError, Failure, FirstUse, Member};
 use portway_fifo::cuda::Driver;
+use portway_fifo::cuda::nvrtc::Compiler;
 
 /// For what has to succeed.
 pub const PATIENT: Duration = Duration::from_secs(60);
@@ -48,6 +49,15 @@ impl Machine {
         match Nccl::load() {
             Ok(nccl) => Some(Machine { nccl, driver, gpus, _alone: alone }),
             Err(error) => lacks(&format!("needs NCCL: {error}")),
+        }
+    }
+
+    /// The same where kernels can be compiled.
+    pub fn with_kernels(needed: u32) -> Option<Machine> {
+        let machine = Machine::with(needed)?;
+        match Compiler::load() {
+            Ok(_) => Some(machine),
+            Err(error) => lacks(&format!("needs NVRTC: {error}")),
         }
     }
 
