@@ -3,7 +3,9 @@
 # (PORTWAY_SEED, 1), with flat memory, threads and descriptors; before that, leaks on purpose are found. The program is
 # examples/soak, built against the packed crates.
 #
-# usage: ci/soak.sh [SECONDS [rxe]]      rxe: over soft-RoCE too, in a virtual machine
+# usage: ci/soak.sh [SECONDS [rxe|gpu|ipc GPU GPU]]
+#
+# rxe: over soft-RoCE too, in a virtual machine. gpu, ipc: kernels make the calls, over loopback or CUDA IPC.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -15,7 +17,14 @@ for leak in memory threads descriptors; do
     timeout 60 "$target/debug/soak" leak 6 "$seed" "$leak"
 done
 timeout $((seconds + 60)) "$target/debug/soak" run "$seconds" "$seed"
-if [ "${2:-}" = rxe ]; then
-    RXE_VM_SUITE=${RXE_VM_SUITE:-testing} ci/rxe-vm --timeout $((seconds + 300)) -- \
-        "$target/debug/soak" run "$seconds" "$seed" ib rxe0 rxe1
-fi
+case ${2:-} in
+    '') ;;
+    rxe)
+        RXE_VM_SUITE=${RXE_VM_SUITE:-testing} ci/rxe-vm --timeout $((seconds + 300)) -- \
+            "$target/debug/soak" run "$seconds" "$seed" ib rxe0 rxe1
+        ;;
+    gpu | ipc)
+        CUDA_DEVICE_MAX_CONNECTIONS=32 timeout $((seconds + 60)) "$target/debug/soak" run "$seconds" "$seed" "${@:2}"
+        ;;
+    *) echo "soak: no transport $2" >&2; exit 2 ;;
+esac

@@ -1,22 +1,57 @@
 //! An episode: two proxies are started, connected, used and ended as a [`Plan`] says, and leave nothing.
+//!
+//! Who makes the calls is either this process (a thread a caller) or a kernel (a block a caller): see [`crate::gpu`].
 
 use std::error::Error;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use portway_fifo::{Fifo, Heap};
+use portway_fifo::{Fifo, Heap, Platform, Region};
 use portway_proxy::transport::{LocalMemory, Transport};
 use portway_proxy::{
-    ChannelConfig, ChannelProducer, Config, Engine, FifoId, Idle, PortId, Proxy, RunConfig, Stop,
+    ChannelConfig, ChannelProducer, Config, Engine, FifoId, Idle, PortChannel, PortId, Proxy, RunConfig, Stop,
 };
 
+use crate::gpu::{Gpu, Prepared, Running};
 use crate::plan::{Call, Dialogue, Ending, MAX_CALLS, PLACE_BYTES, Plan};
 
-type Result<T> = core::result::Result<T, Box<dyn Error + Send + Sync>>;
+pub type Result<T> = core::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// No wait is longer.
-const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(20);
 const LEN_BYTES: u64 = PLACE_BYTES * MAX_CALLS;
+
+/// What a side stands on.
+pub struct Ground<'a> {
+    pub transport: &'a dyn Transport,
+    /// Whose kernels make the calls, if not threads of this process.
+    pub gpu: Option<&'a Gpu>,
+    /// Data lies in the GPU's own memory; otherwise where the processor reaches it.
+    pub in_device_memory: bool,
+}
+
+impl Ground<'_> {
+    fn platform(&self) -> &dyn Platform {
+        self.gpu.map_or(&Heap, |gpu| &gpu.context)
+    }
+
+    fn memory(&self) -> core::result::Result<Region, portway_fifo::Error> {
+        match self.in_device_memory {
+            true => self.platform().device_memory(LEN_BYTES),
+            false => self.platform().host_memory(LEN_BYTES),
+        }
+    }
+
+    /// Loopback takes any memory that both sides reach for a signal word; others make their own.
+    fn word(&self) -> Result<LocalMemory> {
+        match self.gpu {
+            Some(gpu) if !self.in_device_memory => {
+                Ok(self.transport.register(&gpu.context.host_memory(8)?)?)
+            }
+            _ => Ok(self.transport.signal_word()?),
+        }
+    }
+}
 
 /// One end of a connection.
 struct End {
@@ -26,26 +61,27 @@ struct End {
 
 /// A proxy to be, and what belongs to it.
 struct Side<'a> {
-    transport: &'a dyn Transport,
+    ground: &'a Ground<'a>,
     engine: Engine,
     ends: Vec<End>,
     fifos: Vec<(FifoId, Fifo)>,
     ports: Vec<PortId>,
-    producers: Vec<ChannelProducer>,
+    channels: Vec<PortChannel>,
 }
 
 impl<'a> Side<'a> {
-    fn new(transport: &'a dyn Transport, plan: &Plan) -> Result<Self> {
+    fn new(ground: &'a Ground<'a>, plan: &Plan) -> Result<Self> {
         // A lost op is found by the deadline, so then it is short.
         let deadline = if plan.ending == Ending::Lost { Duration::from_millis(100) } else { LIMIT };
-        let engine = Engine::new(&Heap, Config { deadline, window: 32, ..Config::default() })?;
-        let (ends, fifos, ports, producers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Side { transport, engine, ends, fifos, ports, producers })
+        let config = Config { deadline, window: 32, ..Config::default() };
+        let engine = Engine::new(ground.platform(), config)?;
+        let (ends, fifos, ports, channels) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Side { ground, engine, ends, fifos, ports, channels })
     }
 
     fn add_end(&mut self) -> Result<()> {
-        let memory = self.transport.register(&Heap.allocate(LEN_BYTES)?)?;
-        self.ends.push(End { memory, word: self.transport.signal_word()? });
+        let memory = self.ground.transport.register(&self.ground.memory()?)?;
+        self.ends.push(End { memory, word: self.ground.word()? });
         Ok(())
     }
 
@@ -56,8 +92,8 @@ impl<'a> Side<'a> {
             fifo,
             port,
             source: end.memory.clone(),
-            destination: self.transport.import(&peer.0.export(&peer.1.memory)?)?,
-            outbound: self.transport.import(&peer.0.export(&peer.1.word)?)?,
+            destination: self.ground.transport.import(&peer.0.export(&peer.1.memory)?)?,
+            outbound: self.ground.transport.import(&peer.0.export(&peer.1.word)?)?,
             inbound: end.word.clone(),
         })
     }
@@ -69,11 +105,11 @@ impl<'a> Side<'a> {
         peer: (&dyn Transport, &End),
     ) -> Result<()> {
         let config = portway_fifo::Config { slots, timeout: LIMIT, ..Default::default() };
-        let (fifo, consumer) = Fifo::new(&Heap, config)?;
+        let (fifo, consumer) = Fifo::new(self.ground.platform(), config)?;
         let id = self.engine.add_fifo(fifo.clone(), consumer)?;
         let port = self.engine.add_port(port)?;
         let config = self.channel(id, port, peer)?;
-        self.producers.push(self.engine.add_channel(config)?.producer()?);
+        self.channels.push(self.engine.add_channel(config)?);
         self.fifos.push((id, fifo));
         self.ports.push(port);
         Ok(())
@@ -126,8 +162,9 @@ fn check(number: usize, dialogue: &Dialogue, destination: &LocalMemory, whole: b
 }
 
 /// Connects all dialogues between the two sides.
-fn connect<'a>(plan: &Plan, transports: [&'a dyn Transport; 2]) -> Result<[Side<'a>; 2]> {
-    let (mut a, mut b) = (Side::new(transports[0], plan)?, Side::new(transports[1], plan)?);
+fn connect<'a>(plan: &Plan, grounds: &'a [Ground<'a>; 2]) -> Result<[Side<'a>; 2]> {
+    let (mut a, mut b) = (Side::new(&grounds[0], plan)?, Side::new(&grounds[1], plan)?);
+    let transports = [grounds[0].transport, grounds[1].transport];
     for number in 0..plan.dialogues.len() {
         a.add_end()?;
         b.add_end()?;
@@ -144,7 +181,7 @@ fn connect<'a>(plan: &Plan, transports: [&'a dyn Transport; 2]) -> Result<[Side<
     Ok([a, b])
 }
 
-/// A new channel on a FIFO that was aborted, and one exchange over it and back.
+/// A new channel on a FIFO that was aborted, and one put over it.
 fn after_abort(a: &mut Side<'_>, b: &mut Side<'_>, proxies: &[Option<Proxy>; 2]) -> Result<()> {
     let Some(proxy) = &proxies[0] else { return Err("the proxy is gone".into()) };
     let fifo = a.fifos[0].0;
@@ -152,14 +189,89 @@ fn after_abort(a: &mut Side<'_>, b: &mut Side<'_>, proxies: &[Option<Proxy>; 2])
     a.add_end()?;
     b.add_end()?; // a signal word has one writer for good
     // The other channels of the port go on, and so does the port.
-    let config = a.channel(fifo, a.ports[0], (b.transport, b.ends.last().ok_or("no end")?))?;
-    let channel = proxy.add_channel(config)?.producer()?;
-    Ok(channel.put_signal_flush(0, 0, 1)?)
+    let config = a.channel(fifo, a.ports[0], (b.ground.transport, b.ends.last().ok_or("no end")?))?;
+    let channel = proxy.add_channel(config)?;
+    match a.ground.gpu {
+        None => Ok(channel.producer()?.put_signal_flush(0, 0, 1)?),
+        Some(gpu) => {
+            let put = Dialogue { calls: vec![Call::Put { len_bytes: 1, signal: true }] };
+            let running = gpu.launch(gpu.prepare(&[(&channel, Role::Once(&put))])?)?;
+            let result = running.result(0);
+            running.end()?;
+            result
+        }
+    }
+}
+
+/// What a caller does.
+#[derive(Clone, Copy)]
+pub enum Role<'a> {
+    /// All calls, and then a wait for the receiver's answer.
+    Send(&'a Dialogue),
+    /// Waits for all signals of the sender, and answers.
+    Receive(&'a Dialogue),
+    /// All calls, and a flush.
+    Once(&'a Dialogue),
+}
+
+/// The callers of one side: a producer each, for a thread each, or a kernel.
+enum Callers {
+    Threads(Vec<ChannelProducer>),
+    Kernel(Running),
+}
+
+/// Callers of a kernel that is not launched yet.
+type Ready<'a> = Option<(&'a Gpu, Prepared)>;
+
+fn prepare<'a, 'b>(side: &Side<'a>, roles: impl Iterator<Item = Role<'b>>) -> Result<Ready<'a>> {
+    let callers: Vec<_> = side.channels.iter().zip(roles).collect();
+    side.ground.gpu.map(|gpu| Ok((gpu, gpu.prepare(&callers)?))).transpose()
+}
+
+impl Callers {
+    fn begin(side: &Side<'_>, ready: Ready<'_>) -> Result<Self> {
+        match ready {
+            None => {
+                let producers: core::result::Result<_, _> =
+                    side.channels.iter().map(PortChannel::producer).collect();
+                Ok(Callers::Threads(producers?))
+            }
+            Some((gpu, prepared)) => Ok(Callers::Kernel(gpu.launch(prepared)?)),
+        }
+    }
+
+    /// Plays a role, or waits for the block that does.
+    fn play(&self, number: usize, role: Role<'_>) -> Result<()> {
+        match (self, role) {
+            (Callers::Kernel(running), _) => running.result(number),
+            (Callers::Threads(channels), Role::Receive(dialogue)) => {
+                Ok(receive(&channels[number], dialogue)?)
+            }
+            (Callers::Threads(channels), Role::Send(dialogue) | Role::Once(dialogue)) => {
+                Ok(send(&channels[number], dialogue)?)
+            }
+        }
+    }
+
+    fn end(self) -> Result<()> {
+        match self {
+            Callers::Threads(_) => Ok(()),
+            Callers::Kernel(running) => running.end(),
+        }
+    }
+}
+
+/// Whether a caller gave up by itself. It must not: whatever ends an episode tells all.
+fn timed_out(error: &(dyn Error + Send + Sync + 'static)) -> bool {
+    use portway_proxy::Error::Fifo;
+    let host = error.downcast_ref::<portway_proxy::Error>();
+    matches!(host, Some(Fifo(portway_fifo::Error::Timeout { .. })))
+        || error.downcast_ref::<crate::gpu::Refused>().is_some_and(|refused| refused.timed_out())
 }
 
 /// Carries the plan out.
-pub fn run(plan: &Plan, transports: [&dyn Transport; 2]) -> Result<()> {
-    let [mut a, mut b] = connect(plan, transports)?;
+pub fn run(plan: &Plan, grounds: &[Ground<'_>; 2]) -> Result<()> {
+    let [mut a, mut b] = connect(plan, grounds)?;
     let engines = [&mut a, &mut b].map(|side| {
         let empty = Engine::new(&Heap, Config { max_channels: 1, ..Config::default() });
         empty.map(|empty| core::mem::replace(&mut side.engine, empty))
@@ -170,12 +282,18 @@ pub fn run(plan: &Plan, transports: [&dyn Transport; 2]) -> Result<()> {
         *proxy = Some(Proxy::start(engine?, run)?);
     }
     let whole = plan.ending == Ending::Drained;
+    // All is allocated before the first kernel runs: an allocation may wait for it.
+    let (to_receive, to_send) = (
+        prepare(&b, plan.dialogues.iter().map(Role::Receive))?,
+        prepare(&a, plan.dialogues.iter().map(Role::Send))?,
+    );
+    let (receivers, senders) = (Callers::begin(&b, to_receive)?, Callers::begin(&a, to_send)?);
     let (sent, reports) = thread::scope(|scope| {
         let mut threads = Vec::new();
         for (number, dialogue) in plan.dialogues.iter().enumerate() {
-            let (sender, receiver) = (&a.producers[number], &b.producers[number]);
-            threads.push(scope.spawn(move || send(sender, dialogue)));
-            threads.push(scope.spawn(move || receive(receiver, dialogue)));
+            let (senders, receivers) = (&senders, &receivers);
+            threads.push(scope.spawn(move || senders.play(number, Role::Send(dialogue))));
+            threads.push(scope.spawn(move || receivers.play(number, Role::Receive(dialogue))));
         }
         let stop = |proxies: &mut [Option<Proxy>; 2], how| {
             proxies.each_mut().map(|proxy| proxy.take().map(|proxy| proxy.stop(how)))
@@ -212,12 +330,14 @@ pub fn run(plan: &Plan, transports: [&dyn Transport; 2]) -> Result<()> {
         }
         (sent, reports)
     });
+    senders.end()?;
+    receivers.end()?;
     for (at, result) in sent.iter().enumerate() {
         match result {
-            Err(error) if whole => return Err(format!("call of thread {at}: {error}").into()),
-            Err(portway_proxy::Error::Fifo(error @ portway_fifo::Error::Timeout { .. })) => {
+            Err(error) if whole => return Err(format!("call of caller {at}: {error}").into()),
+            Err(error) if timed_out(&**error) => {
                 return Err(
-                    format!("thread {at} was told nothing of the end ({:?}): {error}", plan.ending).into()
+                    format!("caller {at} was told nothing of the end ({:?}): {error}", plan.ending).into()
                 );
             }
             _ => {}
@@ -244,8 +364,8 @@ pub fn run(plan: &Plan, transports: [&dyn Transport; 2]) -> Result<()> {
     }
     for side in [a, b] {
         for end in &side.ends {
-            release(side.transport, &end.memory)?;
-            release(side.transport, &end.word)?;
+            release(side.ground.transport, &end.memory)?;
+            release(side.ground.transport, &end.word)?;
         }
     }
     Ok(())

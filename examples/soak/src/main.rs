@@ -2,10 +2,15 @@
 //!
 //! ```text
 //! soak run SECONDS SEED                       over loopback
+//! soak run SECONDS SEED gpu                   over loopback in pinned memory; kernels of the first GPU make the calls
 //! soak run SECONDS SEED ib DEVICE DEVICE      over verbs
-//! soak replay SEED EPISODE [ib ...]           one episode again, as often as it takes to see it fail: 100 times at most
+//! soak run SECONDS SEED ipc GPU GPU           over CUDA IPC in the memory of two GPUs, or one twice; kernels make the calls
+//! soak replay SEED EPISODE [gpu|ib ...|ipc ...]      one episode again, as often as it takes to see it fail: 100 times at most
 //! soak leak SECONDS SEED memory|threads|descriptors      the control: what leaks on purpose is found out
 //! ```
+//!
+//! With kernels, set `CUDA_DEVICE_MAX_CONNECTIONS=32`: streams that share one of the driver's queues wait for each other, and
+//! an episode has up to ten.
 //!
 //! What an episode does follows from the seed and its number alone; only the interleaving of its threads does not. After
 //! each, all memory can be released and all threads are gone; over the whole run memory, threads and descriptors of
@@ -13,6 +18,8 @@
 
 mod episode;
 mod flat;
+mod gpu;
+mod over;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -21,46 +28,7 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use flat::Flat;
-use plan::Plan;
-use portway_proxy::{Loopback, Transport, loopback};
-use portway_transport_ib::{self as ib, Ib};
-
-/// What to run over.
-enum Over {
-    Loopback,
-    Ib([String; 2]),
-}
-
-impl Over {
-    fn parse(arguments: &[&str]) -> Result<Over, Box<dyn Error>> {
-        match *arguments {
-            [] => Ok(Over::Loopback),
-            ["ib", a, b] => Ok(Over::Ib([a.into(), b.into()])),
-            _ => Err(format!("no transport {arguments:?}: nothing, or ib and two devices").into()),
-        }
-    }
-
-    fn plan(&self, seed: u64, episode: u64) -> Plan {
-        Plan::draw(seed, episode, matches!(self, Over::Loopback))
-    }
-
-    /// Runs an episode on transports of its own: they start anew each time too.
-    fn run(&self, plan: &Plan) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let pair: [Box<dyn Transport>; 2] = match self {
-            Over::Loopback => {
-                let whole = Loopback::new(loopback::Config { depth: 16, ..Default::default() })?;
-                [Box::new(whole.with_faults(plan.faults)), Box::new(whole)]
-            }
-            Over::Ib(devices) => {
-                let open = |device: &String| {
-                    Ib::open(ib::Config { device: Some(device.clone()), ..ib::Config::default() })
-                };
-                [Box::new(open(&devices[0])?), Box::new(open(&devices[1])?)]
-            }
-        };
-        episode::run(plan, [&*pair[0], &*pair[1]])
-    }
-}
+use over::{Found, Over};
 
 /// What the control leaks an episode.
 #[derive(Clone, Copy)]
@@ -115,12 +83,22 @@ fn run(seconds: u64, seed: u64, over: &Over, leak: Leak) -> Result<(), Box<dyn E
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let find = |over: &[&str]| -> Result<Option<Over>, Box<dyn Error>> {
+        match Over::find(over)? {
+            Found::Over(over) => Ok(Some(over)),
+            Found::Lacking(what) => {
+                println!("soak {}: waived: {what}", over[0]);
+                Ok(None)
+            }
+        }
+    };
     match arguments[..] {
         ["run", seconds, seed, ref over @ ..] => {
-            run(seconds.parse()?, seed.parse()?, &Over::parse(over)?, Leak::Nothing)
+            let Some(over) = find(over)? else { return Ok(()) };
+            run(seconds.parse()?, seed.parse()?, &over, Leak::Nothing)
         }
         ["replay", seed, episode, ref over @ ..] => {
-            let over = Over::parse(over)?;
+            let Some(over) = find(over)? else { return Ok(()) };
             let plan = over.plan(seed.parse()?, episode.parse()?);
             println!("{plan:?}");
             for time in 0..100 {
@@ -136,7 +114,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 "descriptors" => Leak::Descriptors,
                 _ => return Err(format!("no leak of {what}").into()),
             };
-            match run(seconds.parse()?, seed.parse()?, &Over::Loopback, leak) {
+            match run(seconds.parse()?, seed.parse()?, &Over::Loopback(None), leak) {
                 Err(error) if error.to_string().starts_with("not flat:") => {
                     println!("soak: a leak of {what} is found: {error}");
                     Ok(())
@@ -146,7 +124,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         _ => Err(
-            "usage: soak run SECONDS SEED [ib A B] | replay SEED EPISODE [ib A B] | leak SECONDS SEED WHAT"
+            "usage: soak run SECONDS SEED [OVER] | replay SEED EPISODE [OVER] | leak SECONDS SEED WHAT; OVER: gpu, ib A B, ipc A B"
                 .into(),
         ),
     }

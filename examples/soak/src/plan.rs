@@ -79,6 +79,8 @@ pub struct Plan {
     pub quiesces_at_once: bool,
     /// How long the ending lets the dialogues go on.
     pub after_us: u64,
+    /// Signal words lie in the memory of the GPU (IPC).
+    pub words_on_device: bool,
 }
 
 /// The place of a call in the memories, in bytes.
@@ -122,6 +124,7 @@ impl Plan {
             faults,
             quiesces_at_once: loopback,
             after_us: random.below(3_000),
+            words_on_device: random.below(2) == 0,
         }
     }
 }
