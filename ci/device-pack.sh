@@ -55,6 +55,7 @@ pack clique-clique_device test 180 clique_device test --no-run -p portway-clique
 pack clique-processes_device test 180 processes_device test --no-run -p portway-clique --features cuda --test processes_device
 pack clique-flat_device test 300 flat_device test --no-run -p portway-clique --features cuda --test flat_device
 pack clique-driver_device test 480 driver_device test --no-run -p portway-clique --features cuda --test driver_device
+pack clique-program_device test 560 program_device test --no-run -p portway-clique --features cuda --test program_device
 pack portway-bench bench 300 portway-bench build --release -p portway-bench
 
 cp ci/device-run.sh "$folder/device-run.sh"

@@ -6,6 +6,8 @@
 
 pub mod child;
 pub mod gpu;
+pub mod stage;
+pub mod subsets;
 pub mod twisted;
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
