@@ -155,6 +155,80 @@ extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, 
   if (threadIdx.x == 0) end(done, status, wrong);
 }
 
+// One way: messages into plan.puts places in turn, each checked on sight of its signal. The receiver signals back after each
+// half of the places, which may then be used again.
+extern "C" __global__ void __launch_bounds__(1024) messages(End self, Plan plan, u64 *cycles, Done *done) {
+  const u64 words = plan.len_bytes / 8, half = plan.puts / 2;
+  u64 status = 0, wrong = 0;
+  (void)cycles;
+  if (threadIdx.x == 0) begin(done);
+  for (u64 n = 0; n < plan.count; n++) {
+    const u64 place = n % plan.puts * words;
+    if (plan.follows) {
+      if (threadIdx.x == 0) status = code(self.channel.wait());
+      if (together(status)) break;
+      if (plan.check && !is_whole(self.destination + place, words, n)) wrong++;
+      if (threadIdx.x == 0 && n % half == half - 1) status = code(self.channel.signal_peer().status);
+    } else {
+      if (threadIdx.x == 0 && n >= plan.puts && n % half == 0) status = code(self.channel.wait());
+      if (together(status)) break;
+      if (plan.check) fill(self.source + place, words, n);
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        if (n == plan.corrupt) self.source[place] ^= 1;
+        status = code(self.channel.put_signal(place * 8, place * 8, plan.len_bytes).status);
+      }
+    }
+    if (together(status)) break;
+  }
+  if (threadIdx.x == 0) end(done, status, wrong);
+}
+
+struct Pair {
+  End end;
+  u64 sends, receives; // the numbers of this way and of the way back
+  u64 corrupt;         // the window in which a bit is flipped
+  u64 unused;
+};
+
+static_assert(sizeof(Pair) == 224, "as in ipc/pairs.rs");
+
+// A block for each peer of a rank. All blocks of all ranks say in `ready` that they are, and begin a window when the host
+// says so in `go`. cycles[n] is from then to the return of the flush.
+extern "C" __global__ void __launch_bounds__(1024)
+    pairs(const Pair *pairs, Plan plan, u64 *ready, const u64 *go, u64 *cycles, Done *done) {
+  const Pair self = pairs[blockIdx.x];
+  const u64 words = plan.puts * plan.len_bytes / 8;
+  u64 status = 0, wrong = 0;
+  ready += 16 * blockIdx.x;
+  cycles += plan.count * blockIdx.x;
+  done += blockIdx.x;
+  if (threadIdx.x == 0) begin(done);
+  for (u64 n = 0; n < plan.count; n++) {
+    if (plan.check) fill(self.end.source, words, n << 12 | self.sends);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      if (n == self.corrupt) self.end.source[0] ^= 1;
+      platform::store_release_system(ready, n + 1);
+      const u64 entry = platform::clock_ns();
+      while (status == 0 && platform::load_acquire_system(go) < n + 1) {
+        if (platform::clock_ns() - entry > 20000000000ull) status = code(Status::kTimeout);
+      }
+      const u64 start = clock64();
+      if (status == 0) status = send_window(self.end, plan);
+      cycles[n] = clock64() - start;
+      if (status == 0) status = code(self.end.channel.wait());
+    }
+    if (together(status)) break;
+    if (plan.check && !is_whole(self.end.destination, words, n << 12 | self.receives)) wrong++;
+  }
+  if (threadIdx.x == 0) {
+    end(done, status, wrong);
+    // So that the others are started, and end by their own means.
+    if (status) platform::store_release_system(ready, ~0ull);
+  }
+}
+
 // The floor: there and back by plain words in memory, without a FIFO. A thread of the host sees `trigger` and has the data
 // copied and `flag` written.
 extern "C" __global__ void __launch_bounds__(1024) floor_trips(u64 *trigger, u64 *flag, Plan plan, u64 *cycles, Done *done) {

@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
+use crate::ipc::MOST_RANKS;
 use crate::layer::{self, Layer};
 use crate::machine::join;
 use crate::values::{percent, put_bytes, rates, ring_size, seconds};
@@ -124,9 +125,14 @@ pub struct Args {
     #[arg(long, value_name = "LO:HI:STEP", default_value = "10:80:10", value_parser = rates)]
     rate: (u64, u64, u64),
 
-    /// FIFOs that this load is spread over, each with a consumer on a core of its own
+    /// FIFOs that this load is spread over, each with a consumer on a core of its own; `ipc`: engines of each rank
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u64).range(1..=64))]
     pub proxies: Vec<u64>,
+
+    /// GPUs by number whose pairs `ipc` connects all at once; one that stands there twice has two ranks [default: the
+    /// first 8, if there are two]
+    #[arg(long = "devices", value_name = "NUMBER,...", value_delimiter = ',', num_args = 1, action = clap::ArgAction::Set)]
+    pub gpus: Vec<u32>,
 
     /// RDMA device by name, or two with a comma between them: one for each end [default: the first with an active port]
     #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', num_args = 1, action = clap::ArgAction::Set)]
@@ -172,6 +178,7 @@ const SHAPE: &[&str] = &[
     "step",
     "rate",
     "proxies",
+    "gpus",
     "devices",
     "gid_index",
     "queue_pairs",
@@ -239,6 +246,10 @@ impl Args {
         }
         if args.devices.len() > 2 {
             let text = format!("-d names {} devices: one, or one for each end", args.devices.len());
+            return refuse(ErrorKind::ValueValidation, text);
+        }
+        if args.gpus.len() == 1 || args.gpus.len() > MOST_RANKS {
+            let text = format!("--devices has {} ranks: 2 to {MOST_RANKS}", args.gpus.len());
             return refuse(ErrorKind::ValueValidation, text);
         }
         if args.post_list > args.tx_depth {
@@ -309,6 +320,7 @@ impl Args {
             "drain" => Some(join(&self.drain)),
             "rate" => Some(rate.clone()),
             "proxies" => Some(join(&self.proxies)),
+            "gpus" => Some(join(&self.gpus)),
             "devices" => Some(self.devices.join(",")),
             "gid_index" => self.gid_index.map(|index| index.to_string()),
             "queue_pairs" => Some(self.queue_pairs.to_string()),
@@ -361,6 +373,7 @@ fn dashed(id: &str) -> String {
         "size" => "-s".into(),
         "all_sizes" => "-a".into(),
         "step" => "-i".into(),
+        "gpus" => "--devices".into(),
         "devices" => "-d".into(),
         "gid_index" => "-x".into(),
         "queue_pairs" => "-q".into(),
@@ -433,6 +446,10 @@ mod tests {
             "fifo --rate 0",
             "fifo --rate 5:1:1",
             "fifo --rate 1:5",
+            "ipc --devices 0",
+            "ipc --devices 0,x",
+            "ipc --devices 0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0",
+            "fifo --devices 0,0",
             "nothing",
         ] {
             assert!(parse(line).is_err(), "{line}");
@@ -475,5 +492,6 @@ mod tests {
         assert!(parse("--drain 1").is_ok());
         assert!(parse("ib -n 5").is_ok());
         assert!(parse("fifo --proxies 2").is_ok());
+        assert_eq!(parse("ipc --devices 0,1,0").unwrap().gpus, [0, 1, 0]);
     }
 }

@@ -38,6 +38,8 @@ const TESTS: &[(&str, &str, Need)] = &[
     ("ipc", "latency", Need::Gpu),
     ("ipc", "signal", Need::Gpu),
     ("ipc", "bandwidth", Need::Gpu),
+    ("ipc", "messages", Need::Gpu),
+    ("ipc", "all-pairs", Need::Gpu),
     ("clique", "bring-up in software", Need::Nothing),
     ("clique", "barrier", Need::Nothing),
     ("clique", "rendezvous over TCP", Need::Nothing),

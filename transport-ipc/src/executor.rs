@@ -1,26 +1,25 @@
-//! [`Executor`]: the thread of a port that calls the driver, so that the engine does not; and the [`Link`] between them.
+//! [`Executor`]: the thread of a port that calls the driver, so that the engine does not.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_queue::ArrayQueue;
-use portway_fifo::Words;
 use portway_fifo::cuda::Entered;
 use portway_proxy::TransportError;
 
 use crate::error::{Error, StalledIn};
-use crate::import::HeldRemote;
-use crate::memory::{Held, lock};
+use crate::link::{Link, Stage, Work, after};
 use crate::socket::Line;
 use crate::track::Track;
 use crate::transport::Inner;
 
-/// A completion is written after so many ops, or so many bytes, even if more are waiting. A value between two copies
-/// costs a few microseconds, in which nothing is copied.
+/// A completion is written after so many ops, or so many bytes, even if more are waiting and nobody waits for it: so that
+/// a port gets its places back. A value between two copies costs a few microseconds, in which nothing is copied.
 const OPS_A_BATCH: usize = 32;
 const BYTES_A_BATCH: u64 = 512 << 20;
+
+/// How long the executor waits for more ops before it writes a completion that nobody waits for.
+const QUIET: Duration = Duration::from_micros(10);
 
 /// Looks for work between two looks at the clock.
 const LOOKS: usize = 32;
@@ -37,156 +36,35 @@ const QUERY_EVERY: Duration = Duration::from_millis(100);
 /// When the driver is asked although nothing has failed.
 const QUERY_ANYWAY: Duration = Duration::from_secs(1);
 
-/// What a stream is to do for an op: a copy if there are bytes, then a value if there is a word.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Work {
-    pub(crate) from: u64,
-    pub(crate) to: u64,
-    pub(crate) len_bytes: u64,
-    /// Address of the signal word, or 0.
-    pub(crate) word: u64,
-    pub(crate) value: u64,
-    /// Somebody waits for its completion, which is written at once.
-    pub(crate) flush: bool,
-    /// The op's number on this track, counting on from the last op of the port before.
-    pub(crate) ticket: u64,
-}
-
-/// Where a port's executor stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    Open,
-    Quiesced,
-    /// Its stream and memory have been given up.
-    GivenUp,
-}
-
-/// What port and executor share. The port only reads and writes memory here.
-#[derive(Debug)]
-pub(crate) struct Link {
-    queue: ArrayQueue<Work>,
-    /// The ticket up to which the executor may go: that of the last op before a kick or a poll.
-    released: AtomicU64,
-    /// The track's word: the ticket of the last op that is done.
-    pub(crate) done: Words,
-    pub(crate) error: OnceLock<TransportError>,
-    /// Nothing more is submitted.
-    stop: AtomicBool,
-    /// The port has gone; what it had bound lies in `bound`.
-    closed: AtomicBool,
-    bound: Mutex<Vec<Bound>>,
-    /// The call of the driver that the executor is in.
-    inside: AtomicU8,
-    submitted: AtomicU64,
-    /// Apart, so that the executor can let go of the rest before it says so.
-    stage: Arc<AtomicU8>,
-}
-
-/// What a lane has bound.
-#[derive(Debug)]
-pub(crate) struct Bound {
-    pub(crate) _source: Held,
-    pub(crate) destination: HeldRemote,
-    pub(crate) _signal: HeldRemote,
-}
-
-impl Link {
-    pub(crate) fn new(track: &Track, depth: usize) -> Self {
-        let last = track.done[0].load(Ordering::Acquire);
-        Link {
-            queue: ArrayQueue::new(depth),
-            released: AtomicU64::new(last),
-            done: track.done.clone(),
-            error: OnceLock::new(),
-            stop: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-            bound: Mutex::default(),
-            inside: AtomicU8::new(0),
-            submitted: AtomicU64::new(last),
-            stage: Arc::default(),
-        }
-    }
-
-    /// Lets work rest here until it is released; false if there is no room.
-    #[inline]
-    pub(crate) fn push(&self, work: Work) -> bool {
-        self.queue.push(work).is_ok()
-    }
-
-    /// Releases all work up to this ticket.
-    #[inline]
-    pub(crate) fn release(&self, ticket: u64) {
-        self.released.store(ticket, Ordering::Release);
-    }
-
-    /// Released work, if there is any after the op with this ticket.
-    fn next(&self, after: u64) -> Option<Work> {
-        if self.released.load(Ordering::Acquire) == after {
-            return None;
-        }
-        self.queue.pop()
-    }
-
-    /// Nothing more is to be submitted.
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-    }
-
-    /// The port goes, and leaves what it had bound.
-    pub(crate) fn close(&self, bound: Vec<Bound>) {
-        *lock(&self.bound) = bound;
-        self.stop();
-        self.closed.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn stage(&self) -> Stage {
-        match self.stage.load(Ordering::Acquire) {
-            0 => Stage::Open,
-            1 => Stage::Quiesced,
-            _ => Stage::GivenUp,
-        }
-    }
-
-    /// Where the executor is, if it is in the driver.
-    pub(crate) fn inside(&self) -> Option<StalledIn> {
-        match self.inside.load(Ordering::Relaxed) {
-            0 => None,
-            1 => Some(StalledIn::Copy),
-            2 => Some(StalledIn::WriteValue),
-            _ => Some(StalledIn::Driver),
-        }
-    }
-
-    /// Does something in the driver, and lets it be seen.
-    fn in_driver<R>(&self, place: StalledIn, body: impl FnOnce() -> R) -> R {
-        let number = match place {
-            StalledIn::Copy => 1,
-            StalledIn::WriteValue => 2,
-            StalledIn::Driver | StalledIn::Stream => 3,
-        };
-        self.inside.store(number, Ordering::Relaxed);
-        let result = body();
-        self.inside.store(0, Ordering::Relaxed);
-        result
-    }
-
-    fn is_done(&self) -> bool {
-        let submitted = self.submitted.load(Ordering::Relaxed);
-        self.done[0].load(Ordering::Acquire).wrapping_sub(submitted) as i64 >= 0
-    }
-}
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Executor {
     link: Arc<Link>,
     track: Track,
-    /// The ticket of the last work that was taken.
-    taken: u64,
+    open: Open,
     inner: Arc<Inner>,
     peer: String,
     /// To the peer's process, if that is another one.
     line: Option<Line>,
+}
+
+/// What is in the stream behind the last completion.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    ops: usize,
+    bytes: u64,
+    /// The ticket of the last op that a completion follows.
+    completed: u64,
+    /// The last work is a copy that a value blocks behind, where all streams share one connection.
+    unprimed: bool,
+}
+
+/// What there is to do.
+enum Next {
+    Op(Work),
+    /// A completion that somebody waits for.
+    Completion,
+    Nothing,
 }
 
 impl Executor {
@@ -198,8 +76,8 @@ impl Executor {
         line: Option<Line>,
     ) -> Result<Arc<Link>, Error> {
         let link = Arc::new(Link::new(&track, inner.config.depth));
-        let taken = link.submitted.load(Ordering::Relaxed);
-        let executor = Executor { link: link.clone(), track, taken, inner: inner.clone(), peer, line };
+        let open = Open { ops: 0, bytes: 0, completed: link.submitted(), unprimed: false };
+        let executor = Executor { link: link.clone(), track, open, inner: inner.clone(), peer, line };
         let thread = std::thread::Builder::new().name("portway-ipc".into()).spawn(move || executor.run());
         thread.map_err(|error| Error::System {
             operation: "starting a thread",
@@ -217,7 +95,7 @@ impl Executor {
             }
         }
         // An executor serves its port for as long as that is there, and then ends within the limit.
-        while !self.link.closed.load(Ordering::Acquire) {
+        while !self.link.is_closed() {
             std::thread::sleep(QUIESCE_NAP);
         }
         self.line = None;
@@ -227,15 +105,17 @@ impl Executor {
     fn serve(&mut self, stream: &Entered<'_>) {
         let mut worked = Instant::now();
         let mut looked = worked;
-        while !self.link.stop.load(Ordering::Acquire) {
-            if let Some(work) = self.look() {
-                if let Err(error) = self.submit(stream, work) {
-                    self.fail(error.into());
-                }
-                worked = Instant::now();
-                if worked - looked < LIVENESS {
-                    continue;
-                }
+        while !self.link.is_stopped() {
+            let next = self.look();
+            let idle = matches!(next, Next::Nothing);
+            let result = match next {
+                Next::Op(work) => self.submit(stream, work),
+                Next::Completion => self.complete(stream),
+                Next::Nothing if self.open.ops > 0 && worked.elapsed() >= QUIET => self.complete(stream),
+                Next::Nothing => Ok(()),
+            };
+            if let Err(error) = result {
+                self.fail(error.into());
             }
             let now = Instant::now();
             if now - looked >= LIVENESS {
@@ -246,23 +126,41 @@ impl Executor {
                     self.fail(Error::Gone { peer, why }.into());
                 }
             }
-            if now - worked < self.inner.config.spin {
+            if !idle {
+                worked = now;
+            } else if now - worked < self.inner.config.spin {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(NAP);
             }
         }
+        if self.open.ops > 0 && self.link.error.get().is_none() {
+            if let Err(error) = self.complete(stream) {
+                self.fail(error.into());
+            }
+        }
     }
 
-    /// Looks for work for a moment.
-    fn look(&self) -> Option<Work> {
+    /// Looks for something to do for a moment.
+    fn look(&self) -> Next {
         for _ in 0..LOOKS {
-            if let Some(work) = self.link.next(self.taken) {
-                return Some(work);
+            if let Some(work) = self.link.next(self.link.submitted()) {
+                return Next::Op(work);
+            }
+            if self.is_wanted() {
+                return Next::Completion;
             }
             core::hint::spin_loop();
         }
-        None
+        Next::Nothing
+    }
+
+    /// Whether somebody waits for the completion of what is in the stream.
+    fn is_wanted(&self) -> bool {
+        self.open.ops > 0 && {
+            let wanted = self.link.wanted();
+            after(wanted, self.open.completed) && !after(wanted, self.link.submitted())
+        }
     }
 
     /// The port will see it, and everything that waits is dropped.
@@ -272,55 +170,52 @@ impl Executor {
         self.link.stop();
     }
 
-    /// Puts an op, and whatever else is waiting, into the stream, and a completion behind them.
-    fn submit(&mut self, stream: &Entered<'_>, first: Work) -> Result<(), portway_fifo::Error> {
-        let link = &*self.link;
-        let (mut next, mut ops, mut bytes, mut unprimed) = (Some(first), 0, 0, false);
-        let mut ticket = first.ticket;
-        // Where all streams share one connection, a value blocks behind a copy of some kinds, but not behind one from
-        // the device to the host.
-        let prime = |unprimed: &mut bool| {
-            if self.inner.one_connection && core::mem::take(unprimed) {
-                link.in_driver(StalledIn::Copy, || self.track.stream.prime())?;
-            }
-            Ok::<(), portway_fifo::Error>(())
-        };
-        while let Some(work) = next {
-            if work.len_bytes > 0 {
-                // SAFETY: the port checked the op against its lane, whose memories it has bound: they are mapped for this
-                // device until the port is quiesced, and accessed atomically only (contract of `Region::new`).
-                link.in_driver(StalledIn::Copy, || unsafe {
-                    stream.copy(work.to, work.from, work.len_bytes)
-                })?;
-                unprimed = true;
-            }
-            if work.word != 0 {
-                prime(&mut unprimed)?;
-                // SAFETY: the word is the lane's, bound like its memories, 8 bytes at a multiple of 8.
-                link.in_driver(StalledIn::WriteValue, || unsafe {
-                    stream.write_value(work.word, work.value)
-                })?;
-            }
-            ticket = work.ticket;
-            ops += 1;
-            bytes += work.len_bytes;
-            let full = ops == OPS_A_BATCH || bytes >= BYTES_A_BATCH;
-            let ends = full || work.flush || link.stop.load(Ordering::Relaxed);
-            next = if ends { None } else { link.next(ticket) };
+    /// Puts an op into the stream, and a completion behind it if one is due.
+    fn submit(&mut self, stream: &Entered<'_>, work: Work) -> Result<(), portway_fifo::Error> {
+        if work.len_bytes > 0 {
+            // SAFETY: the port checked the op against its lane, whose memories it has bound: they are mapped for this
+            // device until the port is quiesced, and accessed atomically only (contract of `Region::new`).
+            self.link
+                .in_driver(StalledIn::Copy, || unsafe { stream.copy(work.to, work.from, work.len_bytes) })?;
+            self.open.unprimed = true;
         }
-        prime(&mut unprimed)?;
-        let done = link.done.region().address();
+        if work.word != 0 {
+            self.prime()?;
+            // SAFETY: the word is the lane's, bound like its memories, 8 bytes at a multiple of 8.
+            self.link
+                .in_driver(StalledIn::WriteValue, || unsafe { stream.write_value(work.word, work.value) })?;
+        }
+        self.link.set_submitted(work.ticket);
+        self.open.ops += 1;
+        self.open.bytes += work.len_bytes;
+        let full =
+            self.open.ops >= OPS_A_BATCH.min(self.inner.config.depth / 2) || self.open.bytes >= BYTES_A_BATCH;
+        if full || work.flush || self.is_wanted() { self.complete(stream) } else { Ok(()) }
+    }
+
+    /// Puts the completion of all that it has into the stream.
+    fn complete(&mut self, stream: &Entered<'_>) -> Result<(), portway_fifo::Error> {
+        self.prime()?;
+        let (done, ticket) = (self.link.done.region().address(), self.link.submitted());
         // SAFETY: the track's own word, in page-locked memory that lives as long as the track.
-        link.in_driver(StalledIn::WriteValue, || unsafe { stream.write_value(done, ticket) })?;
-        link.submitted.store(ticket, Ordering::Relaxed);
-        self.taken = ticket;
+        self.link.in_driver(StalledIn::WriteValue, || unsafe { stream.write_value(done, ticket) })?;
+        self.open = Open { ops: 0, bytes: 0, completed: ticket, unprimed: false };
+        Ok(())
+    }
+
+    /// Where all streams share one connection, a value blocks behind a copy of some kinds, but not behind one from the
+    /// device to the host.
+    fn prime(&mut self) -> Result<(), portway_fifo::Error> {
+        if self.inner.one_connection && core::mem::take(&mut self.open.unprimed) {
+            self.link.in_driver(StalledIn::Copy, || self.track.stream.prime())?;
+        }
         Ok(())
     }
 
     /// Waits until nothing that was submitted touches memory any more, and lets go of the memory.
     fn quiesce(self) {
         let Executor { link, track, inner, peer, .. } = self;
-        while link.queue.pop().is_some() {}
+        link.drop_waiting();
         // After a failed call there may be work in the stream that no completion follows.
         let failed = link.error.get().is_some();
         let start = Instant::now();
@@ -345,9 +240,9 @@ impl Executor {
             }
             std::thread::sleep(QUIESCE_NAP);
         };
-        let bound = core::mem::take(&mut *lock(&link.bound));
+        let bound = link.take_bound();
         let memories = 3 * bound.len() as u64;
-        let stage = link.stage.clone();
+        let set_stage = link.stage_setter();
         match clean {
             Some(clean) => {
                 drop(bound);
@@ -359,14 +254,14 @@ impl Executor {
                 }
                 inner.closing.ended(memories);
                 drop((inner, link));
-                stage.store(1, Ordering::Release);
+                set_stage(Stage::Quiesced);
             }
             None => {
                 // The device may still reach all of it: it stays as it is, for good.
                 core::mem::forget((bound, track));
                 let after = inner.config.quiesce_limit;
                 let _ = link.error.set(Error::Unquiesced { peer, after }.into());
-                stage.store(2, Ordering::Release);
+                set_stage(Stage::GivenUp);
             }
         }
     }

@@ -6,6 +6,7 @@ mod error;
 mod executor;
 mod identity;
 mod import;
+mod link;
 mod memory;
 mod message;
 mod port;

@@ -13,7 +13,7 @@ use portway_proxy::TransportError;
 use portway_proxy::transport::{Binding, Close, Completion, Lane, MemoryId, Op, Port, Submit};
 
 use crate::error::{Cause, Error, StalledIn};
-use crate::executor::{Bound, Link, Stage, Work};
+use crate::link::{Bound, Link, Stage, Work, after};
 use crate::memory::Presence;
 use crate::transport::Inner;
 
@@ -158,7 +158,7 @@ impl IpcPort {
     fn retire(&mut self) -> u64 {
         let done = self.link.done[0].load(Ordering::Acquire);
         while let Some(first) = self.pending.front() {
-            if (done.wrapping_sub(first.ticket) as i64) < 0 {
+            if after(first.ticket, done) {
                 break;
             }
             if let Some(word) = first.word {
@@ -299,6 +299,7 @@ impl Port for IpcPort {
                 }
                 // A flush alone is complete when all that was submitted before it is.
                 (_, None) => {
+                    self.link.want(self.last_ticket);
                     self.pending.push_back(Pending { completion, ticket: self.last_ticket, word: None });
                     return Ok(Submit::Accepted);
                 }

@@ -1,10 +1,11 @@
 //! Bytes a second: one way, and both ways at once.
 
+use portway_fifo::cuda::Kind;
 use portway_transport_ipc::WordPlace;
 
 use super::NAME;
 use super::kernels::{Gpus, Plan};
-use super::plain::copies;
+use super::plain::{Plain, Way};
 use crate::failure::Failure;
 use crate::rate::over;
 use crate::report::{Reference, Report, Row};
@@ -54,7 +55,7 @@ pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
             bandwidth_gb_per_s: over(&runs, |(ours, _)| *ours).map(|spread| spread.median),
             reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {
                 bandwidth_gb_per_s: over(&runs, |(_, theirs)| *theirs),
-                ..Reference::new("cuMemcpyAsync", ratio)
+                ..Reference::new("cuMemcpyPeerAsync", ratio)
             }),
             wrong: gpus.args.check().then_some(wrong),
             ..Row::default()
@@ -62,6 +63,31 @@ pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
         report.results.extend(SIZES.iter().zip(found).map(row));
     }
     Ok(())
+}
+
+/// GB/s of plain copies, each where a put of a window lands.
+fn copies(gpus: &Gpus, size_bytes: u64, puts: u64, both: bool) -> Result<f64, Failure> {
+    let name = format!("{NAME} plain copies, {size_bytes} bytes");
+    crate::progress::begin(&name);
+    let contexts = gpus.contexts();
+    let memory = |side: usize| {
+        let allocate = || contexts[side].allocate(Kind::Vmm, size_bytes * puts);
+        Ok([allocate()?, allocate()?])
+    };
+    let memories = memory(0).and_then(|near| Ok([near, memory(1)?]));
+    let memories = memories.map_err(|source| Failure::gpu(&name, source))?;
+    let way = |here: usize| Way {
+        contexts: [contexts[here], contexts[1 - here]],
+        source: &memories[here][0],
+        destination: &memories[1 - here][1],
+        core: gpus.pinning.producer(3 + here),
+    };
+    let ways = if both { vec![way(0), way(1)] } else { vec![way(0)] };
+    let bytes = ways.len() as u64 * puts * size_bytes;
+    let seconds = Plain::new(&name, gpus.limit(), ways)?.window_s(size_bytes, puts, false)?;
+    drop(memories);
+    gpus.reclaim(&name)?;
+    Ok(bytes as f64 / seconds / 1e9)
 }
 
 /// GB/s of a run, and the windows that were not whole.

@@ -7,7 +7,7 @@ use portway_fifo::{Platform, Region};
 use portway_proxy::PortChannelHandle;
 use portway_transport_ipc::WordPlace;
 
-use super::wired::{End, Wired};
+use super::mesh::{End, Mesh, Shape};
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::gpu::{Gpu, cycle_ns, function};
@@ -36,6 +36,34 @@ pub struct Side {
     pub stream: Stream,
 }
 
+impl Side {
+    pub fn new(context: &Context, compiler: &Compiler) -> Result<Self, portway_fifo::Error> {
+        let capability = context.attributes().compute_capability;
+        let image = compiler.compile("ipc.cu", &source(), capability, &[])?;
+        // SAFETY: the image comes from the compiler.
+        let module = unsafe { Module::load(context, &image) }?;
+        Ok(Side { context: context.clone(), module, stream: Stream::new(context)? })
+    }
+
+    /// Launches blocks of a kernel, whose last two parameters are where it writes.
+    pub fn launch(
+        &self,
+        measurement: &str,
+        kernel: &str,
+        blocks: u32,
+        parameters: &[&[u8]],
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let (cycles, done) = (output.cycles.address(), output.done.address());
+        let parameters = [parameters, &[bytes_of(&cycles), bytes_of(&done)]].concat();
+        let function = function(&self.module, kernel)?;
+        // SAFETY: the kernel takes these parameters. Its memory outlives it: what is dropped is freed by `reclaim` alone,
+        // which is called once it has ended.
+        unsafe { function.launch(&self.stream, [blocks, 1, 1], [THREADS, 1, 1], 0, &parameters) }
+            .map_err(|source| Failure::gpu(measurement, source))
+    }
+}
+
 /// `Plan` of the kernels.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -50,14 +78,14 @@ pub struct Plan {
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Handle {
+pub struct Handle {
     channel: PortChannelHandle,
     source: u64,
     destination: u64,
 }
 
 impl Handle {
-    fn of(end: &End) -> Self {
+    pub fn of(end: &End) -> Self {
         let (source, destination) = (end.source.address(), end.destination.address());
         Handle { channel: end.channel.handle(), source, destination }
     }
@@ -75,35 +103,50 @@ pub struct Done {
 
 const _: () = assert!(size_of::<Handle>() == 192 && size_of::<Plan>() == 48 && size_of::<Done>() == 48);
 
-/// What a kernel found: its samples in microseconds.
+/// What a block of a kernel found: its samples in microseconds.
 pub struct Found {
     pub us: Vec<f64>,
     pub wrong: u64,
+    /// From its begin to its end.
+    pub whole_us: f64,
 }
 
-/// Where a kernel writes.
+/// Where the blocks of a kernel write.
 pub struct Output {
     pub cycles: Region,
     pub done: Region,
+    blocks: u64,
     count: u64,
 }
 
 impl Output {
-    pub fn new(context: &Context, count: u64) -> Result<Self, portway_fifo::Error> {
-        let done = context.device_memory(size_of::<Done>() as u64)?;
-        Ok(Output { cycles: context.device_memory(8 * count)?, done, count })
+    pub fn new(context: &Context, blocks: u64, count: u64) -> Result<Self, portway_fifo::Error> {
+        let done = context.device_memory(blocks * size_of::<Done>() as u64)?;
+        Ok(Output { cycles: context.device_memory(8 * blocks * count)?, done, blocks, count })
     }
 
-    /// What is there once the kernel has ended.
-    pub fn read(&self, measurement: &str) -> Result<Found, Failure> {
+    /// What is there of each block once the kernel has ended.
+    pub fn read(&self, measurement: &str) -> Result<Vec<Found>, Failure> {
         let failed = |source| Failure::gpu(measurement, source);
-        let mut done = Done::zeroed();
-        self.done.read(0, bytemuck::bytes_of_mut(&mut done)).map_err(failed)?;
-        Failure::on_device(measurement, [done.status])?;
-        let mut cycles = vec![0u64; self.count as usize];
+        let mut done = vec![Done::zeroed(); self.blocks as usize];
+        self.done.read(0, bytemuck::cast_slice_mut(&mut done)).map_err(failed)?;
+        Failure::on_device(measurement, done.iter().map(|done| done.status))?;
+        let mut cycles = vec![0u64; (self.blocks * self.count) as usize];
         self.cycles.read(0, bytemuck::cast_slice_mut(&mut cycles)).map_err(failed)?;
-        let us = cycle_ns(done.ns, done.cycles) / 1e3;
-        Ok(Found { us: cycles.iter().map(|&cycles| cycles as f64 * us).collect(), wrong: done.wrong })
+        let found = |(done, cycles): (&Done, &[u64])| {
+            let us = cycle_ns(done.ns, done.cycles) / 1e3;
+            Found {
+                us: cycles.iter().map(|&cycles| cycles as f64 * us).collect(),
+                wrong: done.wrong,
+                whole_us: done.ns[1].wrapping_sub(done.ns[0]) as f64 / 1e3,
+            }
+        };
+        Ok(done.iter().zip(cycles.chunks_exact(self.count as usize)).map(found).collect())
+    }
+
+    /// What is there of the only block.
+    pub fn read_one(&self, measurement: &str) -> Result<Found, Failure> {
+        self.read(measurement)?.pop().ok_or_else(|| Failure::Ended { measurement: measurement.into() })
     }
 }
 
@@ -118,15 +161,9 @@ impl<'a> Gpus<'a> {
             false => None,
         };
         let compiler = Compiler::load().map_err(failed)?;
-        let side = |context: &Context| -> Result<Side, portway_fifo::Error> {
-            let capability = context.attributes().compute_capability;
-            let image = compiler.compile("ipc.cu", &source(), capability, &[])?;
-            // SAFETY: the image comes from the compiler.
-            let module = unsafe { Module::load(context, &image) }?;
-            Ok(Side { context: context.clone(), module, stream: Stream::new(context)? })
-        };
         let far = second.as_ref().unwrap_or(first);
-        let sides = [side(first).map_err(failed)?, side(far).map_err(failed)?];
+        let side = |context| Side::new(context, &compiler).map_err(failed);
+        let sides = [side(first)?, side(far)?];
         Ok(Gpus { sides, args, pinning, second })
     }
 
@@ -146,7 +183,7 @@ impl<'a> Gpus<'a> {
         }
     }
 
-    fn contexts(&self) -> [&Context; 2] {
+    pub fn contexts(&self) -> [&Context; 2] {
         self.sides.each_ref().map(|side| &side.context)
     }
 
@@ -161,45 +198,27 @@ impl<'a> Gpus<'a> {
     ) -> Result<[Found; 2], Failure> {
         crate::progress::begin(measurement);
         let failed = |source| Failure::gpu(measurement, source);
-        let wired = Wired::new(self.contexts(), place, len_bytes, self.args, self.pinning)
+        let shape = Shape { contexts: self.contexts().into(), place, len_bytes, proxies: 1 };
+        let mesh = Mesh::new(&shape, self.args, self.pinning)
             .map_err(|source| Failure::proxy(measurement, source))?;
         let outputs = [self.output(measurement, 0, &plans)?, self.output(measurement, 1, &plans)?];
-        for (at, end) in wired.ends.iter().enumerate() {
+        for (at, end) in mesh.ends.iter().enumerate() {
             let handle = Handle::of(end);
             let parameters = [bytes_of(&handle), bytes_of(&plans[at])];
-            self.launch(measurement, at, kernel, &parameters, &outputs[at])?;
+            self.sides[at].launch(measurement, kernel, 1, &parameters, &outputs[at])?;
         }
         for side in &self.sides {
             side.stream.wait(self.limit()).map_err(failed)?;
         }
-        let found = [outputs[0].read(measurement)?, outputs[1].read(measurement)?];
-        wired.stop(measurement, self.args.deadline())?;
+        let found = [outputs[0].read_one(measurement)?, outputs[1].read_one(measurement)?];
+        mesh.stop(measurement, self.args.deadline())?;
         drop(outputs);
         self.reclaim(measurement)?;
         Ok(found)
     }
 
     pub fn output(&self, measurement: &str, side: usize, plans: &[Plan; 2]) -> Result<Output, Failure> {
-        Output::new(&self.sides[side].context, plans[side].count)
-            .map_err(|source| Failure::gpu(measurement, source))
-    }
-
-    /// Launches a kernel, whose last two parameters are where it writes.
-    pub fn launch(
-        &self,
-        measurement: &str,
-        side: usize,
-        kernel: &str,
-        parameters: &[&[u8]],
-        output: &Output,
-    ) -> Result<(), Failure> {
-        let Side { module, stream, .. } = &self.sides[side];
-        let (cycles, done) = (output.cycles.address(), output.done.address());
-        let parameters = [parameters, &[bytes_of(&cycles), bytes_of(&done)]].concat();
-        let function = function(module, kernel)?;
-        // SAFETY: the kernel takes these parameters. Its memory outlives it: what is dropped is freed by `reclaim` alone,
-        // which is called once it has ended.
-        unsafe { function.launch(stream, [1; 3], [THREADS, 1, 1], 0, &parameters) }
+        Output::new(&self.sides[side].context, 1, plans[side].count)
             .map_err(|source| Failure::gpu(measurement, source))
     }
 

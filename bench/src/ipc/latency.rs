@@ -10,8 +10,9 @@ use crate::rate::over;
 use crate::report::{Reference, Report, Row};
 use crate::stats::{Times, median};
 
-/// Round trips of a run unless `-n` says otherwise, and how many bytes they fill and check at most.
+/// Round trips of a run unless `-n` says otherwise, how many `-n` can say, and how many bytes they fill and check at most.
 const ROUND_TRIPS: u64 = 2_000;
+const MOST_ROUND_TRIPS: u64 = 100_000;
 const CHECKED_BYTES: u64 = 256 << 20;
 
 /// Round trips before those, which do not count.
@@ -84,7 +85,7 @@ fn round_trips(
 ) -> Result<(Vec<f64>, u64), Failure> {
     let name = format!("{NAME} latency, {size_bytes} bytes");
     let fitting = (CHECKED_BYTES / size_bytes.max(1)).clamp(100, ROUND_TRIPS);
-    let count = WARMUP + gpus.args.iterations.unwrap_or(fitting);
+    let count = WARMUP + gpus.args.iterations.map_or(fitting, |count| count.min(MOST_ROUND_TRIPS));
     let check = u64::from(gpus.args.check() && size_bytes > 0);
     let corrupt = corrupt.unwrap_or(u64::MAX);
     let plan = |follows| Plan { len_bytes: size_bytes, puts: 1, count, follows, check, corrupt };

@@ -3,8 +3,11 @@
 mod bandwidth;
 pub mod kernels;
 mod latency;
+mod mesh;
+mod messages;
+mod pairs;
+mod peer_copy;
 mod plain;
-mod wired;
 
 use portway_fifo::cuda::Driver;
 use portway_transport_ipc::WordPlace;
@@ -17,6 +20,7 @@ use crate::machine::Pinning;
 use crate::report::{Control, Report, TimeUnit};
 
 use kernels::Gpus;
+pub use pairs::MOST_RANKS;
 
 /// See the module.
 pub const LAYER: Layer = Layer {
@@ -24,7 +28,7 @@ pub const LAYER: Layer = Layer {
     measures: "the CUDA IPC transport: put and signal from kernel to kernel, and bandwidth",
     needs: "libcuda, NVRTC, and two GPUs or one twice",
     find,
-    flags: &["begin", "end", "factor"],
+    flags: &["begin", "end", "factor", "proxies", "gpus"],
     unit: TimeUnit::Microseconds,
 };
 
@@ -66,10 +70,20 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
         );
         report.note(
             NAME,
-            "to the return of a flush. ref (GB/s) = the same copies by cuMemcpyAsync in a loop of the host. GB/s of",
+            "to the return of a flush. ref (GB/s) = the same copies by cuMemcpyPeerAsync in a loop of the host. GB/s of",
         );
         report.note(NAME, "both ways is the sum of both");
         bandwidth::rows(&gpus, report)?;
+        report.note(
+            NAME,
+            "messages = puts with signals one way, 128 under way at most, each checked on sight of its signal; push by",
+        );
+        report.note(
+            NAME,
+            "the sender's clock, proc by the receiver's. ref = copies with a value behind each, in a loop",
+        );
+        messages::rows(&gpus, report)?;
+        pairs::rows(&gpus, report)?;
         if args.check() {
             report.control(control(&gpus)?);
         }
@@ -79,6 +93,8 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
 
 /// Runs in which one message has a flipped bit, to see that a kernel finds it.
 fn control(gpus: &Gpus) -> Result<Control, Failure> {
-    let found = latency::wrong_of_a_corrupted_run(gpus)? + bandwidth::wrong_of_a_corrupted_run(gpus)?;
-    Ok(Control { layer: NAME.into(), corrupted: 2, found })
+    let found = latency::wrong_of_a_corrupted_run(gpus)?
+        + bandwidth::wrong_of_a_corrupted_run(gpus)?
+        + messages::wrong_of_a_corrupted_run(gpus)?;
+    Ok(Control { layer: NAME.into(), corrupted: 3, found })
 }

@@ -1,0 +1,335 @@
+//! Every two ranks connected, all of them sending at the same time: bytes a second of each pair, and of all together.
+
+use std::fmt::Write;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+use portway_fifo::cuda::nvrtc::Compiler;
+use portway_fifo::cuda::{Context, Driver};
+use portway_fifo::{Platform, Region, Words};
+use portway_transport_ipc::WordPlace;
+
+use super::NAME;
+use super::kernels::{Gpus, Handle, Output, Plan, Side};
+use super::mesh::{End, Mesh, Shape};
+use super::plain::{Plain, Way};
+use crate::failure::Failure;
+use crate::rate::over;
+use crate::report::{Control, Reference, Report, Row};
+use crate::stats::median;
+
+/// Bytes of a put.
+const SIZES: [u64; 2] = [1 << 20, 16 << 20];
+
+/// Bytes of a window, and windows of a run; the first does not count.
+const WINDOW_BYTES: u64 = 128 << 20;
+const WINDOWS: u64 = 4;
+
+/// The most ranks: their blocks have to be on the devices at the same time.
+pub const MOST_RANKS: usize = 16;
+
+/// Ranks that are taken unless `--devices` says otherwise.
+const DEFAULT_RANKS: u32 = 8;
+
+/// The distance of two words that blocks store to.
+const STRIDE_BYTES: u64 = 128;
+
+/// `Pair` of the kernels.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Pair {
+    end: Handle,
+    sends: u64,
+    receives: u64,
+    corrupt: u64,
+    unused: u64,
+}
+
+const _: () = assert!(size_of::<Pair>() == 224);
+
+/// The ranks, and the devices' contexts behind them.
+struct Ranks {
+    sides: Vec<Side>,
+    contexts: Vec<Context>,
+}
+
+/// What one run of one shape found.
+struct Found {
+    /// GB/s of each pair, in the order of the mesh's ends.
+    pairs: Vec<f64>,
+    /// GB/s of all together, from the first put to the end of the last pair.
+    total: f64,
+    wrong: u64,
+}
+
+/// Rows for each number of engines and size. Without two GPUs, and with no ranks given, a note instead.
+pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
+    let args = gpus.args;
+    let driver = gpus.sides[0].context.driver();
+    let failed = |source| Failure::gpu("all pairs", source);
+    let ordinals: Vec<u32> = match &args.gpus[..] {
+        [] => (0..driver.device_count().map_err(failed)?.min(DEFAULT_RANKS)).collect(),
+        given => given.to_vec(),
+    };
+    if ordinals.len() < 2 {
+        let text = "all-pairs: waived: one GPU; --devices 0,0 puts two ranks on it";
+        report.note(NAME, text);
+        return Ok(());
+    }
+    let ranks = Ranks::open(driver, &ordinals).map_err(failed)?;
+    report.note(NAME, format!("all-pairs = ranks on devices {ordinals:?}, a channel between each two, each way; all send at the same"));
+    report.note(NAME, "time, windows of 128 MiB a pair. GB/s of a pair: to the return of its flush; of all: to that of the last.");
+    report.note(NAME, "proxies = engines of each rank. ref = cuMemcpyPeerAsync in a loop, all pairs at once, a thread and a");
+    report.note(NAME, "stream for each");
+    let mut proxies: Vec<usize> =
+        args.proxies.iter().map(|&n| (n as usize).min(ordinals.len() - 1)).collect();
+    proxies.dedup();
+    for proxies in proxies {
+        for size_bytes in SIZES {
+            let mut runs = Vec::new();
+            for _ in 0..args.most_runs {
+                runs.push(ranks.run(gpus, proxies, size_bytes, None)?);
+            }
+            record(gpus, report, proxies, size_bytes, &ranks.names(), &runs);
+        }
+    }
+    if args.check() {
+        let (found, _) = ranks.run(gpus, 1, SIZES[0], Some(1))?;
+        report.control(Control { layer: NAME.into(), corrupted: 1, found: found.wrong });
+    }
+    ranks.close()
+}
+
+/// The rows of one shape: all pairs, and the slowest and the middle one; and a note with each pair.
+fn record(
+    gpus: &Gpus,
+    report: &mut Report,
+    proxies: usize,
+    size_bytes: u64,
+    names: &[(usize, usize)],
+    runs: &[(Found, f64)],
+) {
+    let of_pair = |pair: usize| over(runs, |(found, _)| found.pairs[pair]).map_or(f64::NAN, |s| s.median);
+    let pairs: Vec<f64> = (0..names.len()).map(of_pair).collect();
+    let slowest = pairs.iter().copied().fold(f64::INFINITY, f64::min);
+    let middle = median(&pairs).map(|spread| spread.median);
+    let row = |subject: &str, bandwidth_gb_per_s, reference| Row {
+        layer: NAME.into(),
+        test: "all-pairs".into(),
+        subject: subject.into(),
+        shape: [("pairs".to_owned(), names.len() as u64), ("proxies".to_owned(), proxies as u64)].into(),
+        size_bytes,
+        runs: runs.len() as u64,
+        iterations: runs.len() as u64 * (WINDOWS - 1) * (WINDOW_BYTES / size_bytes) * names.len() as u64,
+        bandwidth_gb_per_s,
+        reference,
+        wrong: gpus.args.check().then(|| runs.iter().map(|(found, _)| found.wrong).sum()),
+        ..Row::default()
+    };
+    let reference = over(runs, |(found, theirs)| found.total / theirs).map(|ratio| Reference {
+        bandwidth_gb_per_s: over(runs, |(_, theirs)| *theirs),
+        ..Reference::new("cuMemcpyPeerAsync", ratio)
+    });
+    let total = over(runs, |(found, _)| found.total).map(|spread| spread.median);
+    report.results.extend([
+        row("all together", total, reference),
+        row("a pair, median", middle, None),
+        row("a pair, slowest", Some(slowest), None),
+    ]);
+    let mut text = format!("all-pairs, {size_bytes} B, proxies {proxies}, GB/s from>to:");
+    for ((from, to), rate) in names.iter().zip(&pairs) {
+        let _ = write!(text, " {from}>{to} {rate:.1}");
+    }
+    report.note(NAME, text);
+}
+
+impl Ranks {
+    /// Opens each device once, and makes a rank for each of the list.
+    fn open(driver: &std::sync::Arc<Driver>, ordinals: &[u32]) -> Result<Self, portway_fifo::Error> {
+        let mut devices: Vec<u32> = ordinals.to_vec();
+        devices.sort_unstable();
+        devices.dedup();
+        let contexts =
+            devices.iter().map(|&device| Context::new(driver, device)).collect::<Result<Vec<_>, _>>()?;
+        let compiler = Compiler::load()?;
+        let on = |device: &u32| &contexts[devices.partition_point(|known| known < device)];
+        let sides =
+            ordinals.iter().map(|device| Side::new(on(device), &compiler)).collect::<Result<_, _>>()?;
+        Ok(Ranks { sides, contexts })
+    }
+
+    fn close(self) -> Result<(), Failure> {
+        let Ranks { sides, contexts } = self;
+        drop(sides);
+        for context in contexts {
+            context.close().map_err(|source| Failure::gpu("closing the GPUs", source))?;
+        }
+        Ok(())
+    }
+
+    /// Who puts to whom, in the order of the mesh's ends.
+    fn names(&self) -> Vec<(usize, usize)> {
+        let ranks = self.sides.len();
+        let peers = |rank| (0..ranks).filter(move |&peer| peer != rank).map(move |peer| (rank, peer));
+        (0..ranks).flat_map(peers).collect()
+    }
+
+    /// One run of windows, and the GB/s of plain copies between the same memories.
+    fn run(
+        &self,
+        gpus: &Gpus,
+        proxies: usize,
+        size_bytes: u64,
+        corrupt: Option<u64>,
+    ) -> Result<(Found, f64), Failure> {
+        let name = format!("{NAME} all pairs, {size_bytes} bytes, {proxies} proxies");
+        crate::progress::begin(&name);
+        let contexts = self.sides.iter().map(|side| &side.context).collect();
+        let shape = Shape { contexts, place: WordPlace::default(), len_bytes: WINDOW_BYTES, proxies };
+        let mesh =
+            Mesh::new(&shape, gpus.args, gpus.pinning).map_err(|source| Failure::proxy(&name, source))?;
+        let found = self.windows(gpus, &name, &mesh, size_bytes, corrupt)?;
+        let theirs = self.copies(gpus, &name, &mesh, size_bytes)?;
+        mesh.stop(&name, gpus.args.deadline())?;
+        for context in &self.contexts {
+            context.reclaim().map_err(|source| Failure::gpu(&name, source))?;
+        }
+        Ok((found, theirs))
+    }
+
+    fn windows(
+        &self,
+        gpus: &Gpus,
+        name: &str,
+        mesh: &Mesh,
+        size_bytes: u64,
+        corrupt: Option<u64>,
+    ) -> Result<Found, Failure> {
+        let (ranks, puts) = (self.sides.len(), WINDOW_BYTES / size_bytes);
+        let failed = |source| Failure::gpu(name, source);
+        let check = gpus.args.check().into();
+        let plan = Plan { len_bytes: size_bytes, puts, count: WINDOWS, follows: 0, check, corrupt: u64::MAX };
+        let mut launched = Vec::new();
+        for (rank, side) in self.sides.iter().enumerate() {
+            let ends = &mesh.ends[rank * (ranks - 1)..(rank + 1) * (ranks - 1)];
+            launched.push(Launched::new(side, ends, corrupt.filter(|_| rank == 0)).map_err(failed)?);
+        }
+        for (side, at) in self.sides.iter().zip(&launched) {
+            at.launch(name, side, &plan)?;
+        }
+        let started = start_windows(gpus, name, &launched);
+        // Whatever came of the windows, no kernel may be left when memory goes.
+        for side in &self.sides {
+            side.stream.wait(gpus.limit()).map_err(failed)?;
+        }
+        let mut blocks = Vec::new();
+        for at in &launched {
+            blocks.extend(at.output.read(name)?);
+        }
+        started?;
+        let bytes = (puts * size_bytes) as f64;
+        let rate = |us: &[f64]| median(&us[1..]).map_or(f64::NAN, |spread| bytes / spread.median / 1e3);
+        let slowest = |window: usize| blocks.iter().map(|block| block.us[window]).fold(0.0, f64::max);
+        let slowest: Vec<f64> = (0..WINDOWS as usize).map(slowest).collect();
+        Ok(Found {
+            pairs: blocks.iter().map(|block| rate(&block.us)).collect(),
+            total: blocks.len() as f64 * rate(&slowest),
+            wrong: blocks.iter().map(|block| block.wrong).sum(),
+        })
+    }
+
+    fn copies<'m>(
+        &'m self,
+        gpus: &Gpus,
+        name: &str,
+        mesh: &'m Mesh,
+        size_bytes: u64,
+    ) -> Result<f64, Failure> {
+        let ends = &mesh.ends;
+        let landing = |end: &End| ends.iter().find(|other| (other.rank, other.peer) == (end.peer, end.rank));
+        // Every end has its other.
+        let way = |(at, end): (usize, &'m End)| {
+            let back = landing(end)?;
+            Some(Way {
+                contexts: [&self.sides[end.rank].context, &self.sides[end.peer].context],
+                source: &end.source,
+                destination: &back.destination,
+                core: gpus.pinning.producer(1 + at),
+            })
+        };
+        let ways = ends.iter().enumerate().filter_map(way).collect();
+        let seconds =
+            Plain::new(name, gpus.limit(), ways)?.window_s(size_bytes, WINDOW_BYTES / size_bytes, false)?;
+        Ok(mesh.ends.len() as f64 * WINDOW_BYTES as f64 / seconds / 1e9)
+    }
+}
+
+/// A rank's kernel, and what it shares with the host.
+struct Launched {
+    pairs: Region,
+    blocks: u64,
+    /// A word for each block, in which it says which window it is ready for; then the word that starts windows.
+    words: Words,
+    output: Output,
+}
+
+impl Launched {
+    fn new(side: &Side, ends: &[End], corrupt: Option<u64>) -> Result<Self, portway_fifo::Error> {
+        let id = |from: usize, to: usize| (from * MOST_RANKS + to) as u64;
+        let pair = |(at, end): (usize, &End)| Pair {
+            end: Handle::of(end),
+            sends: id(end.rank, end.peer),
+            receives: id(end.peer, end.rank),
+            corrupt: corrupt.filter(|_| at == 0).unwrap_or(u64::MAX),
+            unused: 0,
+        };
+        let table: Vec<Pair> = ends.iter().enumerate().map(pair).collect();
+        let (context, blocks) = (&side.context, ends.len() as u64);
+        let pairs = context.device_memory(size_of_val(&table[..]) as u64)?;
+        pairs.write(0, bytemuck::cast_slice(&table))?;
+        let words = Words::new(context.host_memory((blocks + 1) * STRIDE_BYTES)?)?;
+        Ok(Launched { pairs, blocks, words, output: Output::new(context, blocks, WINDOWS)? })
+    }
+
+    fn launch(&self, name: &str, side: &Side, plan: &Plan) -> Result<(), Failure> {
+        let pairs = self.pairs.address();
+        let ready = self.words.region().address();
+        let go = ready + self.blocks * STRIDE_BYTES;
+        let parameters = [bytes_of(&pairs), bytes_of(plan), bytes_of(&ready), bytes_of(&go)];
+        side.launch(name, "pairs", self.blocks as u32, &parameters, &self.output)
+    }
+
+    /// The word that blocks store to, or for the last the one that starts windows.
+    fn word(&self, block: u64) -> &std::sync::atomic::AtomicU64 {
+        &self.words[(block * STRIDE_BYTES / 8) as usize]
+    }
+}
+
+/// Starts each window once all blocks of all ranks are ready for it.
+fn start_windows(gpus: &Gpus, name: &str, launched: &[Launched]) -> Result<(), Failure> {
+    for window in 1..=WINDOWS {
+        let begin = Instant::now();
+        loop {
+            let words = launched.iter().flat_map(|at| (0..at.blocks).map(|block| at.word(block)));
+            let seen = words.map(|word| word.load(Ordering::Acquire)).min().unwrap_or(0);
+            if seen >= window {
+                break;
+            }
+            if begin.elapsed() > gpus.args.deadline() {
+                return Err(Failure::Deadline {
+                    measurement: name.into(),
+                    what: "blocks that are ready for a window",
+                    expected: window,
+                    seen,
+                    after: begin.elapsed(),
+                });
+            }
+            std::hint::spin_loop();
+        }
+        for at in launched {
+            at.word(at.blocks).store(window, Ordering::Release);
+        }
+    }
+    Ok(())
+}
