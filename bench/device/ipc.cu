@@ -184,20 +184,20 @@ extern "C" __global__ void __launch_bounds__(1024) messages(End self, Plan plan,
   if (threadIdx.x == 0) end(done, status, wrong);
 }
 
-struct Pair {
+struct Route {
   End end;
   u64 sends, receives; // the numbers of this way and of the way back
   u64 corrupt;         // the window in which a bit is flipped
   u64 unused;
 };
 
-static_assert(sizeof(Pair) == 224, "as in ipc/pairs.rs");
+static_assert(sizeof(Route) == 224, "as in ipc/pairs.rs");
 
 // A block for each peer of a rank. All blocks of all ranks say in `ready` that they are, and begin a window when the host
 // says so in `go`. cycles[n] is from then to the return of the flush.
 extern "C" __global__ void __launch_bounds__(1024)
-    pairs(const Pair *pairs, Plan plan, u64 *ready, const u64 *go, u64 *cycles, Done *done) {
-  const Pair self = pairs[blockIdx.x];
+    pairs(const Route *routes, Plan plan, u64 *ready, const u64 *go, u64 *cycles, Done *done) {
+  const Route self = routes[blockIdx.x];
   const u64 words = plan.puts * plan.len_bytes / 8;
   u64 status = 0, wrong = 0;
   ready += 16 * blockIdx.x;

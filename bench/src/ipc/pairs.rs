@@ -35,10 +35,10 @@ const DEFAULT_RANKS: u32 = 8;
 /// The distance of two words that blocks store to.
 const STRIDE_BYTES: u64 = 128;
 
-/// `Pair` of the kernels.
+/// `Route` of the kernels.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Pair {
+struct Route {
     end: Handle,
     sends: u64,
     receives: u64,
@@ -46,7 +46,7 @@ struct Pair {
     unused: u64,
 }
 
-const _: () = assert!(size_of::<Pair>() == 224);
+const _: () = assert!(size_of::<Route>() == 224);
 
 /// The ranks, and the devices' contexts behind them.
 struct Ranks {
@@ -277,14 +277,14 @@ struct Launched {
 impl Launched {
     fn new(side: &Side, ends: &[End], corrupt: Option<u64>) -> Result<Self, portway_fifo::Error> {
         let id = |from: usize, to: usize| (from * MOST_RANKS + to) as u64;
-        let pair = |(at, end): (usize, &End)| Pair {
+        let route = |(at, end): (usize, &End)| Route {
             end: Handle::of(end),
             sends: id(end.rank, end.peer),
             receives: id(end.peer, end.rank),
             corrupt: corrupt.filter(|_| at == 0).unwrap_or(u64::MAX),
             unused: 0,
         };
-        let table: Vec<Pair> = ends.iter().enumerate().map(pair).collect();
+        let table: Vec<Route> = ends.iter().enumerate().map(route).collect();
         let (context, blocks) = (&side.context, ends.len() as u64);
         let pairs = context.device_memory(size_of_val(&table[..]) as u64)?;
         pairs.write(0, bytemuck::cast_slice(&table))?;
