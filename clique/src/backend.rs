@@ -136,6 +136,9 @@ pub enum Variable {
     Ignored,
     /// Every participant must have the same value.
     Compared,
+    /// It names what this host has, such as an interface, so hosts differ in it. It is not compared; failures tell who has
+    /// which value.
+    Hardware,
     /// With this value no clique can come up in time; the words say what it has to be.
     Refused(&'static str),
 }

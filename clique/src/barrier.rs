@@ -11,8 +11,33 @@ use crate::sync::{
     Pause, WAKE_ONE, lock, sleep_on,
 };
 
-/// How long after the deadline waiters give the leader to come back with an error that says more than theirs.
-const LEADER_GRACE: Duration = Duration::from_millis(50);
+/// How long after the deadline waiters give the leader to come back with an error that says more than theirs. It has its
+/// own limit, [`ABORTED_BY`](crate::life::ABORTED_BY), and is back by then, unless code of others keeps none.
+const LEADER_GRACE: Duration = Duration::from_millis(90);
+/// The same where they can give it more, since a barrier that breaks costs more than its delay.
+const PATIENT_GRACE: Duration = Duration::from_secs(2);
+
+/// How many passes that were called off are remembered, for those who come late.
+const MAX_CALLED_OFF: usize = 64;
+
+/// What the end of the time does to those who have come, while others have not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Late {
+    /// It breaks the barrier for all, for good.
+    Breaks,
+    /// This pass is called off for those who came for it, and for whoever comes for it later: the purpose has to name it.
+    /// The next pass is one like any other.
+    CallsOff,
+}
+
+/// How somebody comes.
+pub(crate) struct Arrival<'a> {
+    pub(crate) seat: u32,
+    pub(crate) purpose: &'a str,
+    pub(crate) word: Result<(), CliqueError>,
+    pub(crate) within: Duration,
+    pub(crate) late: Late,
+}
 
 /// A barrier of a fixed number of seats, to be passed any number of times.
 ///
@@ -44,6 +69,9 @@ struct State<T> {
     word: Option<Result<T, CliqueError>>,
     unread: u32,
     broken: Option<CliqueError>,
+    /// The last passes that were called off, and why, and how many there have been.
+    called_off: Vec<(String, CliqueError)>,
+    times_called_off: u64,
     asleep: u32,
 }
 
@@ -67,6 +95,8 @@ impl<T: Clone> Barrier<T> {
             word: None,
             unread: 0,
             broken: None,
+            called_off: Vec::new(),
+            times_called_off: 0,
             asleep: 0,
         };
         Barrier { state: Mutex::new(state), wake: Condvar::new(), changes: AtomicU64::new(0), seats }
@@ -91,12 +121,25 @@ impl<T: Clone> Barrier<T> {
         within: Duration,
         lead: impl FnOnce(Result<(), CliqueError>) -> Result<T, CliqueError>,
     ) -> Result<T, CliqueError> {
+        self.meet(Arrival { seat, purpose, word, within, late: Late::Breaks }, |word, _| lead(word))
+    }
+
+    /// The same; `lead` is told the deadline that the first to come has set, and what the end of the time does is said.
+    pub(crate) fn meet(
+        &self,
+        arrival: Arrival<'_>,
+        lead: impl FnOnce(Result<(), CliqueError>, Deadline) -> Result<T, CliqueError>,
+    ) -> Result<T, CliqueError> {
+        let Arrival { seat, purpose, word, within, late } = arrival;
         if LEAVE_EARLY {
             word.clone()?;
         }
         let mut state = lock(&self.state);
         if let Some(broken) = &state.broken {
             return Err(broken.clone());
+        }
+        if let Some((_, why)) = state.called_off.iter().find(|(called_off, _)| called_off == purpose) {
+            return Err(why.clone());
         }
         let expected = state.purpose.clone().unwrap_or_else(|| purpose.to_owned());
         match state.arrived.get_mut(seat as usize) {
@@ -122,8 +165,18 @@ impl<T: Clone> Barrier<T> {
         }
         let deadline = Deadline::after(within);
         state.limit = state.deadline.map_or(within, |_| state.limit);
-        state.deadline = Some(state.deadline.map_or(deadline, |first| first.earlier(deadline)));
-        if state.arrived.iter().all(|arrived| *arrived) { self.lead(state, lead) } else { self.wait(state) }
+        let deadline = state.deadline.map_or(deadline, |first| first.earlier(deadline));
+        state.deadline = Some(deadline);
+        if state.arrived.iter().all(|arrived| *arrived) {
+            self.lead(state, |word| lead(word, deadline))
+        } else {
+            self.wait(state, late)
+        }
+    }
+
+    /// Whether it is broken for good.
+    pub(crate) fn is_broken(&self) -> bool {
+        lock(&self.state).broken.is_some()
     }
 
     /// Says that a seat will never come again. Who waits for it, or comes later, gets [`CliqueError::Left`].
@@ -168,18 +221,15 @@ impl<T: Clone> Barrier<T> {
             Err(error)
         });
         state.leading = false;
-        state.epoch += 1;
-        state.arrived.fill(false);
-        state.deadline = None;
-        state.purpose = None;
+        state.begin_next();
         state.unread = self.seats - 1;
         state.word = (state.unread > 0).then(|| word.clone());
         self.wake_all(&state);
         word
     }
 
-    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State<T>>) -> Result<T, CliqueError> {
-        let epoch = state.epoch;
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State<T>>, late: Late) -> Result<T, CliqueError> {
+        let (epoch, called_off) = (state.epoch, state.times_called_off);
         let mut pause = Pause::default();
         loop {
             if state.epoch != epoch {
@@ -188,14 +238,23 @@ impl<T: Clone> Barrier<T> {
                 let word = if state.unread == 0 { state.word.take() } else { state.word.clone() };
                 return word.unwrap_or_else(|| Err(state.timeout(self.seats)));
             }
+            if state.times_called_off != called_off {
+                let why = state.called_off.last().map(|(_, why)| why.clone());
+                return Err(why.unwrap_or_else(|| state.timeout(self.seats)));
+            }
             if let Some(broken) = &state.broken {
                 return Err(broken.clone());
             }
             let deadline = state.deadline.unwrap_or_else(|| Deadline::after(Duration::ZERO));
-            let deadline = if state.leading { deadline.plus(LEADER_GRACE) } else { deadline };
+            let grace = if late == Late::CallsOff { PATIENT_GRACE } else { LEADER_GRACE };
+            let deadline = if state.leading { deadline.plus(grace) } else { deadline };
             if deadline.is_over() {
                 let error = state.timeout(self.seats);
-                state.broken = Some(error.clone());
+                if late == Late::CallsOff && !state.leading {
+                    state.call_off(&error);
+                } else {
+                    state.broken = Some(error.clone());
+                }
                 self.wake_all(&state);
                 return Err(error);
             }
@@ -226,6 +285,27 @@ impl<T: Clone> Barrier<T> {
 }
 
 impl<T> State<T> {
+    fn begin_next(&mut self) {
+        self.epoch += 1;
+        self.forget_arrivals();
+    }
+
+    fn call_off(&mut self, why: &CliqueError) {
+        self.times_called_off += 1;
+        if self.called_off.len() == MAX_CALLED_OFF {
+            self.called_off.remove(0);
+        }
+        self.called_off.extend(self.purpose.take().map(|purpose| (purpose, why.clone())));
+        self.brought = None;
+        self.forget_arrivals();
+    }
+
+    fn forget_arrivals(&mut self) {
+        self.arrived.fill(false);
+        self.deadline = None;
+        self.purpose = None;
+    }
+
     /// The seats that have come.
     fn come(&self) -> Vec<u32> {
         (0..).zip(&self.arrived).filter(|(_, arrived)| **arrived).map(|(seat, _)| seat).collect()

@@ -13,11 +13,11 @@ use crate::failure::Fault;
 use crate::group::{self, Plan, Up};
 use crate::id::{IdPlan, UniqueIds};
 use crate::joint::Joint;
-use crate::life::{Life, RENDEZVOUS_GRACE, TELL_GRACE};
+use crate::life::{Life, told_by};
 use crate::message::{Hello, IdMessage, Local, Note};
 use crate::rendezvous::{Post, Rendezvous};
 use crate::report::Durations;
-use crate::rounds::{Heard, LIFE, Rounds, note_of};
+use crate::rounds::{Heard, LIFE, Rounds, Short, note_of};
 use crate::state::{Event, Machine, Phase};
 use crate::sync::Deadline;
 use crate::team::Team;
@@ -94,7 +94,8 @@ impl CliqueBuilder {
         self
     }
 
-    /// How often the library, and the other participants, are asked for errors. 500 ms unless told otherwise.
+    /// How often the library, and the other participants, are asked for errors. 500 ms unless told otherwise; more than
+    /// zero.
     #[must_use]
     pub fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = every;
@@ -128,6 +129,13 @@ impl CliqueBuilder {
                 what: "length of a clique's name".to_owned(),
                 expected: format!("1 to {MAX_NAME_BYTES} bytes"),
                 seen: self.name.len().to_string(),
+            });
+        }
+        if self.heartbeat.is_zero() {
+            return Err(CliqueError::Config {
+                what: "time between heartbeats".to_owned(),
+                expected: "more than zero".to_owned(),
+                seen: format!("{:?}", self.heartbeat),
             });
         }
         let (clique, attempt) = (self.name.clone(), self.attempt);
@@ -187,6 +195,8 @@ impl Run {
         let hellos = hellos.map_err(|error| self.fail_locally(&error))?;
         let agreement =
             verdict(&hellos).map_err(|disagreement| self.end(CliqueError::Disagreement(disagreement)))?;
+        // Nobody has set it: this attempt has one verdict.
+        let _ = self.life.hardware.set(agreement.hardware.clone());
         self.durations.verification = start.elapsed();
         self.on(Event::Agreed)?;
         Ok(agreement)
@@ -195,7 +205,8 @@ impl Run {
     /// What this participant says of itself. The library is asked on the owner's thread, since it may hang.
     fn hello(&mut self) -> Result<Hello, CliqueError> {
         let CliqueBuilder { size, locals, config, first_use, .. } = &self.builder;
-        let environment = environment::compared(&*self.life.backend, environment::of_this_process())?;
+        let of_this_process = environment::of_this_process();
+        let (environment, hardware) = environment::sorted_out(&*self.life.backend, of_this_process)?;
         let uses = first_use.of(*size, locals)?;
         let devices = locals.clone();
         let asked = self.life.owner.post(move |desk| {
@@ -220,6 +231,7 @@ impl Run {
             locals,
             uses,
             environment,
+            hardware,
         })
     }
 
@@ -319,38 +331,17 @@ impl Run {
                 return Err(self.tell(round, note));
             }
         };
-        match self.hear(round, Post::Ok(message)) {
-            Ok(Heard::All(messages)) => {
-                let named = |(one, message)| (self.life.rounds.name(one), message);
-                Ok(messages.into_iter().map(named).collect())
+        match self.life.rounds.exchange(round, Post::Ok(message), self.deadline, || Ok(())) {
+            Ok(said) => {
+                Ok(said.into_iter().map(|(one, message)| (self.life.rounds.name(one), message)).collect())
             }
-            Ok(Heard::Failed(note)) => Err(self.fail(note)),
-            Ok(Heard::Missing(participants)) => {
-                let names: Vec<String> =
-                    participants.iter().map(|one| self.life.rounds.name(*one)).take(16).collect();
-                let cause = format!(
-                    "the time is over, and {} of {} participants said nothing: {}",
-                    participants.len(),
-                    self.life.rounds.rendezvous.participants(),
-                    names.join("; ")
-                );
-                let note = Fault::new(None, cause).note(self.machine.phase(), &self.life.process);
+            Err(Short::Failed(note)) => Err(self.fail(note)),
+            Err(Short::Silent(who)) => {
+                let note = Fault::new(None, who).note(self.machine.phase(), &self.life.process);
                 Err(self.tell(self.next_round(), note))
             }
-            Err(error) => Err(self.fail_locally(&error)),
+            Err(Short::Error(error)) => Err(self.fail_locally(&error)),
         }
-    }
-
-    /// Says something, and hears the others. In case the rendezvous does not keep its limit, it is not waited for.
-    fn hear(&self, round: &'static str, post: Post) -> Result<Heard, CliqueError> {
-        let heard = self.life.rounds.exchange(round, post, self.deadline)?;
-        let late = |_| CliqueError::Timeout {
-            what: format!("gathering {round:?}"),
-            expected: "the rendezvous to return by the deadline".to_owned(),
-            seen: "nothing".to_owned(),
-            waited: self.start.elapsed(),
-        };
-        heard.recv_timeout(self.deadline.plus(RENDEZVOUS_GRACE).left()).map_err(late)?
     }
 
     /// The answer of a call on the owner's thread.
@@ -377,10 +368,10 @@ impl Run {
     /// This participant failed before it said anything in a round: it says why.
     fn tell(&mut self, round: &'static str, note: Note) -> CliqueError {
         // Where the others cannot be told their own deadlines end their waits.
-        let until = self.deadline.later(Deadline::after(TELL_GRACE));
+        let until = told_by(self.deadline);
         let _ = self.life.rounds.post(round, Post::Failed(note.encode()), until);
         // It may be a consequence of an earlier failure of another participant.
-        match self.life.rounds.hear_so_far(round, Deadline::after(TELL_GRACE)) {
+        match self.life.rounds.hear_so_far(round, until) {
             Some(Heard::Failed(first)) => self.fail(first),
             _ => self.fail(note),
         }

@@ -8,11 +8,10 @@ use std::time::Instant;
 use crate::CliqueError;
 use crate::backend::{RawComm, Status};
 use crate::failure::Fault;
-use crate::life::ABORT_GRACE;
 use crate::owner::Desk;
 use crate::rendezvous::Post;
 use crate::report::Closed;
-use crate::rounds::{Heard, LIFE};
+use crate::rounds::{LIFE, Short};
 use crate::state::Phase;
 use crate::sync::{Deadline, lock};
 use crate::team::Team;
@@ -54,7 +53,7 @@ impl Team {
         let destroy = start.elapsed();
         if let Err(fault) = result {
             let note = fault.note(Phase::Ready, &life.process);
-            life.tell(&note);
+            life.tell(&note, deadline);
             life.abort(deadline);
             return Err(CliqueError::Failed(Arc::new(life.failure(note))));
         }
@@ -68,13 +67,12 @@ impl Team {
 
     /// Says that this participant has closed, and waits for the others.
     fn close_with_others(&self, deadline: Deadline) -> Result<bool, CliqueError> {
-        let heard = self.life.rounds.exchange(LIFE, Post::Ok(Vec::new()), deadline)?;
-        match heard.recv_timeout(deadline.plus(ABORT_GRACE).left()) {
-            Ok(Ok(Heard::All(_))) => Ok(true),
-            // It is not known of those that are missing.
-            Ok(Ok(Heard::Missing(_))) | Err(_) => Ok(false),
-            Ok(Ok(Heard::Failed(note))) => Err(CliqueError::Failed(Arc::new(self.life.failure(note)))),
-            Ok(Err(error)) => Err(error),
+        match self.life.rounds.exchange(LIFE, Post::Ok(Vec::new()), deadline, || Ok(())) {
+            Ok(_) => Ok(true),
+            // It is not known of those that have said nothing.
+            Err(Short::Silent(_) | Short::Error(CliqueError::Timeout { .. })) => Ok(false),
+            Err(Short::Failed(note)) => Err(CliqueError::Failed(Arc::new(self.life.failure(note)))),
+            Err(Short::Error(error)) => Err(error),
         }
     }
 

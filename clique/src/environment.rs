@@ -8,20 +8,26 @@ use crate::backend::{Backend, Variable};
 /// A value up to this length is compared and shown as it is.
 const SHOWN_BYTES: usize = 256;
 
-/// The variables of this process that every participant must share, by name, in order.
+/// Variables with their values, by name, in order.
+pub(crate) type Variables = Vec<(String, String)>;
+
+/// The variables of this process that every participant must share, and those that name what its host has.
 ///
 /// # Errors
 /// One with which no clique can come up.
-pub(crate) fn compared(
+pub(crate) fn sorted_out(
     backend: &dyn Backend,
     variables: impl IntoIterator<Item = (String, String)>,
-) -> Result<Vec<(String, String)>, CliqueError> {
-    let mut compared = BTreeMap::new();
+) -> Result<(Variables, Variables), CliqueError> {
+    let (mut compared, mut hardware) = (BTreeMap::new(), BTreeMap::new());
     for (name, value) in variables {
         match backend.variable(&name, &value) {
             Variable::Ignored => {}
             Variable::Compared => {
                 compared.insert(name, shown(&value));
+            }
+            Variable::Hardware => {
+                hardware.insert(name, shown(&value));
             }
             Variable::Refused(expected) => {
                 return Err(CliqueError::Config {
@@ -32,7 +38,7 @@ pub(crate) fn compared(
             }
         }
     }
-    Ok(compared.into_iter().collect())
+    Ok((compared.into_iter().collect(), hardware.into_iter().collect()))
 }
 
 /// The variables of this process. What is no Unicode is shown with replacements.
@@ -71,17 +77,23 @@ mod tests {
         let backend = Software::new(&Fabric::new(1));
         let variables = |pairs: &[(&str, &str)]| {
             let owned = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-            compared(&backend, owned.collect::<Vec<_>>())
+            sorted_out(&backend, owned.collect::<Vec<_>>())
         };
-        let seen =
-            variables(&[("PORTWAY_SOFTWARE_B", "2"), ("HOME", "/"), ("PORTWAY_SOFTWARE_A", "1")]).unwrap();
+        let (seen, hardware) = variables(&[
+            ("PORTWAY_SOFTWARE_B", "2"),
+            ("HOME", "/"),
+            ("PORTWAY_SOFTWARE_INTERFACE", "eth0"),
+            ("PORTWAY_SOFTWARE_A", "1"),
+        ])
+        .unwrap();
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(seen, [pair("PORTWAY_SOFTWARE_A", "1"), pair("PORTWAY_SOFTWARE_B", "2")]);
+        assert_eq!(hardware, [pair("PORTWAY_SOFTWARE_INTERFACE", "eth0")]);
         assert_eq!(
             variables(&[("PORTWAY_SOFTWARE_BLOCKING", "1")]).unwrap_err().to_string(),
             "environment variable PORTWAY_SOFTWARE_BLOCKING: expected not 1: calls would block, seen 1"
         );
-        assert_eq!(variables(&[("PORTWAY_SOFTWARE_BLOCKING", "0")]).unwrap().len(), 1);
+        assert_eq!(variables(&[("PORTWAY_SOFTWARE_BLOCKING", "0")]).unwrap().0.len(), 1);
     }
 
     #[test]

@@ -6,8 +6,13 @@ use crate::backend::{BackendError, Status};
 use crate::custody::Quarantine;
 use crate::message::Note;
 use crate::state::Phase;
+use crate::text::printable;
 
 /// What failed first, where and why.
+///
+/// First is not a matter of clocks, which differ between hosts. Of several failures of one exchange it is the one that the
+/// [rendezvous](crate::rendezvous::Rendezvous::gather) got first, for all participants alike. While a clique is used each
+/// participant names what it learned of first, its own or another's.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Failure {
@@ -27,13 +32,19 @@ pub struct Failure {
     pub cause: String,
     /// The ranks that had said nothing when the time was over; at most 64 are named.
     pub missing: Vec<u32>,
+    /// What the participants have in the variables that name what a host has, such as its interfaces, once they have said
+    /// so: each value with who has it. They are not compared.
+    pub hardware: Vec<String>,
     /// What did not come back of this participant's attempts to end its communicators.
     pub quarantine: Quarantine,
 }
 
+/// How many values of variables an error shows.
+const MAX_SHOWN: usize = 8;
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { clique, attempt, phase, process, cause, missing, .. } = self;
+        let Failure { clique, attempt, phase, process, cause, missing, hardware, .. } = self;
         write!(f, "clique {clique:?}, attempt {attempt}: failed in {phase}, first ")?;
         match self.rank {
             Some(rank) => write!(f, "rank {rank} ({process})")?,
@@ -42,6 +53,11 @@ impl fmt::Display for Failure {
         write!(f, ": {cause}")?;
         if !missing.is_empty() {
             write!(f, "; missing ranks: {missing:?}")?;
+        }
+        // Whoever has no way to the others often has it by one of these.
+        if phase.has_communicators() && *phase != Phase::Ready && !hardware.is_empty() {
+            let more = if hardware.len() > MAX_SHOWN { ", and more" } else { "" };
+            write!(f, "; with {}{more}", hardware[..hardware.len().min(MAX_SHOWN)].join(", "))?;
         }
         match self.quarantine.count() {
             0 => Ok(()),
@@ -87,12 +103,6 @@ impl Fault {
 
     pub(crate) fn note(self, phase: Phase, process: &str) -> Note {
         let Fault { rank, status, cause, missing, .. } = self;
-        Note { phase, rank, process: process.to_owned(), status, cause, missing, at_ns: now_ns() }
+        Note { phase, rank, process: process.to_owned(), status, cause: printable(&cause), missing }
     }
-}
-
-/// The time by this host's clock.
-pub(crate) fn now_ns() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }

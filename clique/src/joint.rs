@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::CliqueError;
 use crate::failure::Fault;
-use crate::life::{ABORT_WITHIN, Life, RENDEZVOUS_GRACE, TELL_GRACE};
+use crate::life::{ABORT_WITHIN, HEARD_BY, Life, told_by};
 use crate::message::Note;
 use crate::owner::{Desk, spawn};
 use crate::rendezvous::Post;
@@ -90,7 +90,7 @@ impl Joint<'_> {
         let mut own_done = if count == 0 { self.say()? } else { None };
         loop {
             // The listener ends by the deadline by itself, and knows more than this clock.
-            match next.recv_timeout(self.deadline.plus(RENDEZVOUS_GRACE).left()) {
+            match next.recv_timeout(self.deadline.plus(HEARD_BY).left()) {
                 Ok(Event::Own(index, Ok(result))) => {
                     results[index] = Some(result);
                     if results.iter().all(Option::is_some) {
@@ -99,7 +99,7 @@ impl Joint<'_> {
                 }
                 Ok(Event::Own(_, Err(fault))) => {
                     let own = self.tell(fault.note(self.phase, self.process));
-                    return Err(first_of(own, &next));
+                    return Err(self.first_of(own, &next));
                 }
                 Ok(Event::Heard(Ok(Heard::All(_)))) => {
                     let own_done = own_done.unwrap_or_else(Instant::now);
@@ -143,7 +143,7 @@ impl Joint<'_> {
     /// Says that the own part failed.
     fn tell(&self, note: Note) -> Note {
         // Where the others cannot be told their own deadlines end their waits.
-        let until = self.deadline.later(Deadline::after(TELL_GRACE));
+        let until = told_by(self.deadline);
         let refused = self.rounds.post(self.round, Post::Failed(note.encode()), until);
         if refused.is_err_and(|error| !matches!(error, CliqueError::Timeout { .. })) {
             // It has said already that it is done.
@@ -154,8 +154,7 @@ impl Joint<'_> {
 
     /// The time is over. Who never began is missing; if all have begun, who did not end is.
     fn missing(&self, silent: &[u32], own_is_done: bool) -> Note {
-        let soon = Deadline::after(TELL_GRACE);
-        let begun = self.begun.and_then(|round| self.rounds.hear_so_far(round, soon));
+        let begun = self.begun.and_then(|round| self.rounds.hear_so_far(round, told_by(self.deadline)));
         let (missing, what) = match begun {
             Some(Heard::Missing(never)) if !never.is_empty() => (never, "did not begin"),
             _ => (silent.to_vec(), "did not end"),
@@ -175,17 +174,17 @@ impl Joint<'_> {
         fault.missing = ranks;
         self.tell(fault.note(self.phase, self.process))
     }
-}
 
-/// The own failure, or an earlier one of another participant, of which it may be a consequence. The listener hears both
-/// at once.
-fn first_of<R>(own: Note, next: &Receiver<Event<R>>) -> Note {
-    let until = Deadline::after(TELL_GRACE);
-    loop {
-        match next.recv_timeout(until.left()) {
-            Ok(Event::Heard(Ok(Heard::Failed(first)))) => return first,
-            Ok(Event::Own(..)) => {}
-            Ok(Event::Heard(_)) | Err(_) => return own,
+    /// The own failure, or an earlier one of another participant, of which it may be a consequence. The listener hears
+    /// which was first.
+    fn first_of<R>(&self, own: Note, next: &Receiver<Event<R>>) -> Note {
+        let until = told_by(self.deadline);
+        loop {
+            match next.recv_timeout(until.left()) {
+                Ok(Event::Heard(Ok(Heard::Failed(first)))) => return first,
+                Ok(Event::Own(..)) => {}
+                Ok(Event::Heard(_)) | Err(_) => return own,
+            }
         }
     }
 }

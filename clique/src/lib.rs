@@ -30,6 +30,7 @@ mod split;
 pub mod state;
 mod sync;
 mod team;
+mod text;
 mod uses;
 mod verify;
 mod watcher;

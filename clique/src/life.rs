@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, OnceLock};
 
 use crate::CliqueError;
 use crate::backend::{Backend, RawComm};
@@ -19,16 +19,24 @@ use crate::sync::{Deadline, LAST_FAILURE_STAYS, Mutex, lock};
 use crate::team::Word;
 use crate::watcher::StopSignal;
 
-/// How long an abort may go on after a deadline before whoever waits is told.
-pub(crate) const ABORT_GRACE: Duration = Duration::from_millis(50);
-/// How long after the deadline a rendezvous may still bring what it knows.
-pub(crate) const RENDEZVOUS_GRACE: Duration = Duration::from_millis(40);
-/// How long the others are told of a failure after the deadline, if the rendezvous does not take it at once.
-pub(crate) const TELL_GRACE: Duration = Duration::from_millis(20);
-/// The same where no deadline is near.
+/// Until how long after a deadline a rendezvous may still bring what it knows.
+///
+/// This and the next two are moments, all counted from the deadline, and not pauses that add up: whatever hangs, a call
+/// returns [`ABORTED_BY`] after its deadline, which leaves a busy machine 20 ms of the promised 100.
+pub(crate) const HEARD_BY: Duration = Duration::from_millis(35);
+/// Until when the others are told of a failure, and an earlier one of theirs is heard.
+pub(crate) const TOLD_BY: Duration = Duration::from_millis(50);
+/// Until when aborts are waited for; what has not returned then is in quarantine.
+pub(crate) const ABORTED_BY: Duration = Duration::from_millis(80);
+/// How long the others are told of a failure where no deadline is near.
 pub(crate) const TELL_WITHIN: Duration = Duration::from_millis(200);
 /// How long an abort is waited for where no deadline is near.
 pub(crate) const ABORT_WITHIN: Duration = Duration::from_secs(1);
+
+/// Until when the others are told of something, where there is a deadline.
+pub(crate) fn told_by(deadline: Deadline) -> Deadline {
+    Deadline::after(TELL_WITHIN).earlier(deadline.plus(TOLD_BY))
+}
 
 /// The first of several ends.
 #[derive(Debug, Default)]
@@ -63,6 +71,8 @@ pub(crate) struct Life {
     /// This participant, `host:pid`.
     pub(crate) process: String,
     pub(crate) quarantine: Quarantine,
+    /// What the participants have in the variables that name what a host has, once it is known.
+    pub(crate) hardware: OnceLock<Vec<String>>,
     /// Where the members meet; broken with the clique.
     pub(crate) barrier: Barrier<Word>,
     end: First<CliqueError>,
@@ -86,6 +96,7 @@ impl Life {
             rounds,
             process,
             quarantine,
+            hardware: OnceLock::new(),
             barrier,
             end: First::new(),
             gone: StopSignal::new(),
@@ -113,6 +124,7 @@ impl Life {
             status: note.status,
             cause: note.cause,
             missing: note.missing,
+            hardware: self.hardware.get().cloned().unwrap_or_default(),
             quarantine: self.quarantine.clone(),
         }
     }
@@ -139,7 +151,7 @@ impl Life {
         let (first, is_this) = self.end.set(how);
         if is_this {
             self.barrier.fail(&first);
-            told.into_iter().for_each(|note| self.tell(note));
+            told.into_iter().for_each(|note| self.tell(note, deadline));
             self.abort(deadline);
         }
         first
@@ -172,15 +184,15 @@ impl Life {
     }
 
     /// Tells the other participants that this one has ended.
-    pub(crate) fn tell(&self, note: &Note) {
+    pub(crate) fn tell(&self, note: &Note, deadline: Deadline) {
         // They are told once, of the first failure; where they cannot be told, their own deadlines end their waits.
-        let _ = self.rounds.post(LIFE, Post::Failed(note.encode()), Deadline::after(TELL_WITHIN));
+        let _ = self.rounds.post(LIFE, Post::Failed(note.encode()), told_by(deadline));
     }
 
     /// Waits until its communicators are gone, or in quarantine, if it has ended: another thread may be at it.
     pub(crate) fn wait_until_gone(&self) {
         if self.end().is_some() {
-            self.gone.sleep(Deadline::after(ABORT_WITHIN + ABORT_GRACE));
+            self.gone.sleep(Deadline::after(ABORT_WITHIN + ABORTED_BY));
         }
     }
 
@@ -189,9 +201,9 @@ impl Life {
         self.gone.stop();
     }
 
-    /// Aborts all communicators together. Returns by `deadline`, or [`ABORT_GRACE`] after it if there is less time.
+    /// Aborts all communicators together. Returns within [`ABORT_WITHIN`], and [`ABORTED_BY`] after `deadline`.
     pub(crate) fn abort(&self, deadline: Deadline) {
-        let until = Deadline::after(ABORT_WITHIN).earlier(deadline.later(Deadline::after(ABORT_GRACE)));
+        let until = Deadline::after(ABORT_WITHIN).earlier(deadline.plus(ABORTED_BY));
         // An owner that is stuck leaves half of the time to the aborts.
         let half = Deadline::after(until.left() / 2);
         self.owner.close();

@@ -8,6 +8,7 @@ use crate::CliqueError;
 use crate::backend::{
     Backend, BackendError, DataType, Enqueue, Operation, RawComm, RawStream, ReduceOp, Status, Workspace,
 };
+use crate::barrier::Late;
 use crate::closing::Meeting;
 use crate::report::Closed;
 use crate::split;
@@ -35,6 +36,10 @@ use crate::uses::{SizeClass, Use};
 pub struct Member {
     team: Arc<Team>,
     seat: u32,
+    /// How many splits, and shrinks, it has called: the n-th calls of all members belong together, also when one of them was
+    /// not joined by all.
+    splits: u32,
+    shrinks: u32,
 }
 
 /// A stream with a buffer to send from and one to receive into, on the device of a rank.
@@ -90,7 +95,7 @@ impl Buffers {
 
 impl Member {
     pub(crate) fn new(team: Arc<Team>, seat: u32) -> Self {
-        Member { team, seat }
+        Member { team, seat, splits: 0, shrinks: 0 }
     }
 
     fn local(&self) -> crate::backend::LocalRank {
@@ -230,15 +235,15 @@ impl Member {
     /// Who did not come in time, and why the clique has ended.
     pub fn barrier(&mut self) -> Result<(), CliqueError> {
         let team = &self.team;
-        let lead = |word: Result<(), CliqueError>| {
+        let lead = |word: Result<(), CliqueError>, until| {
             let number = {
                 let mut passes = lock(&team.passes);
                 *passes += 1;
                 *passes
             };
-            team.meet_others(&format!("barrier{number}"), word).map(|()| Word::Go)
+            team.meet_others(&format!("barrier{number}"), word, until).map(|()| Word::Go)
         };
-        team.arrive(self.seat, "a barrier", Ok(()), lead).map(drop)
+        team.arrive(self.seat, "a barrier", Ok(()), Late::Breaks, lead).map(drop)
     }
 
     /// Runs `body` with the library's own communicator and the device, on the owner's thread, and waits until what it
@@ -266,17 +271,23 @@ impl Member {
     }
 
     /// Splits the clique: ranks of one colour make a child together, in the order of their keys, then of their ranks.
-    /// `None` joins no child. Every member of the clique calls it, and every one gets its place, or all get the error. A
+    /// `None` joins no child. Every member of the clique calls it, and every one gets its place, or all get an error. A
     /// child runs first what was declared for its parent, as far as its ranks are in it.
     ///
+    /// The n-th split of one member belongs to the n-th of every other. One that somebody did not come to by the deadline
+    /// is joined by nobody; who comes to it later gets the error at once, and all can come to the next.
+    ///
     /// # Errors
-    /// What failed first. The clique itself stays usable unless it has failed too.
+    /// What failed first, or who did not come. The clique itself stays usable unless it has failed too.
     pub fn split(&mut self, color: Option<u32>, key: i32) -> Result<Option<Member>, CliqueError> {
         self.team.life.check()?;
         if let Some(wish) = lock(&self.team.wishes).get_mut(self.seat as usize) {
             *wish = Some((color, key));
         }
-        let word = self.team.arrive(self.seat, "a split", Ok(()), |word| split::split(&self.team, word))?;
+        self.splits += 1;
+        let number = self.splits;
+        let lead = |word, deadline| split::split(&self.team, number, word, deadline);
+        let word = self.team.arrive(self.seat, &format!("split {number}"), Ok(()), Late::CallsOff, lead)?;
         Ok(self.child(word))
     }
 
@@ -298,9 +309,11 @@ impl Member {
                 seen: format!("{excluded:?}"),
             });
         }
-        let purpose = format!("a shrink without {excluded:?}");
-        let lead = |word| split::shrink(&self.team, &excluded, word);
-        let word = self.team.arrive(self.seat, &purpose, Ok(()), lead)?;
+        self.shrinks += 1;
+        let number = self.shrinks;
+        let purpose = format!("shrink {number}, without {excluded:?}");
+        let lead = |word, deadline| split::shrink(&self.team, number, &excluded, word, deadline);
+        let word = self.team.arrive(self.seat, &purpose, Ok(()), Late::CallsOff, lead)?;
         Ok(self.child(word))
     }
 
@@ -381,15 +394,17 @@ impl Member {
             return Err(CliqueError::Undeclared { operation: one });
         }
         let purpose = format!("the first {class:?} {one}");
-        let lead = |word| team.meet_others(&format!("before {one} {class:?}"), word).map(|()| Word::Go);
-        team.arrive(self.seat, &purpose, Ok(()), lead)?;
+        let lead = |word, until| {
+            team.meet_others(&format!("before {one} {class:?}"), word, until).map(|()| Word::Go)
+        };
+        team.arrive(self.seat, &purpose, Ok(()), Late::Breaks, lead)?;
         let word = self.enqueue(buffers, call, operation);
-        let lead = |word| {
-            team.meet_others(&format!("after {one} {class:?}"), word)?;
+        let lead = |word, until| {
+            team.meet_others(&format!("after {one} {class:?}"), word, until)?;
             team.meet(one, class);
             Ok(Word::Go)
         };
-        team.arrive(self.seat, &purpose, word, lead).map(drop)
+        team.arrive(self.seat, &purpose, word, Late::Breaks, lead).map(drop)
     }
 
     fn enqueue(

@@ -2,11 +2,12 @@
 
 use core::time::Duration;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Instant;
 
 use crate::CliqueError;
-use crate::failure::{Fault, now_ns};
+use crate::failure::Fault;
+use crate::life::HEARD_BY;
 use crate::message::Note;
 use crate::owner::spawn;
 use crate::rendezvous::{Gathered, Post, Rendezvous, Round};
@@ -15,6 +16,10 @@ use crate::sync::Deadline;
 
 /// While the clique is used: whoever fails says so here, and whoever closes.
 pub(crate) const LIFE: &str = "life";
+/// How often whoever waits for other participants looks whether it still has to.
+const LOOK: Duration = Duration::from_millis(5);
+/// How many of those that are missing are named.
+const MAX_NAMED: usize = 16;
 /// How often the word of some of the participants is looked for.
 const SLICE: Duration = Duration::from_millis(5);
 
@@ -37,6 +42,17 @@ pub(crate) enum Heard {
     Failed(Note),
     /// These participants have said nothing by the deadline.
     Missing(Vec<u32>),
+}
+
+/// Why an exchange did not bring what everybody says.
+#[derive(Debug)]
+pub(crate) enum Short {
+    /// Somebody failed; what it said.
+    Failed(Note),
+    /// The time is over, and somebody has said nothing; in words.
+    Silent(String),
+    /// It cannot be had here.
+    Error(CliqueError),
 }
 
 impl Rounds {
@@ -84,17 +100,48 @@ impl Rounds {
         }
     }
 
-    /// Says something, and hears the others; their answer comes over the channel.
+    /// Says something and hears what all say, by name: as everybody does who has nothing else to do meanwhile. A
+    /// rendezvous that does not keep its limit is not waited for, and `go_on` can end the wait.
     pub(crate) fn exchange(
         &self,
         phase: &'static str,
         post: Post,
-        until: Deadline,
-    ) -> Result<Receiver<Result<Heard, CliqueError>>, CliqueError> {
-        self.apart(move |rounds| {
+        deadline: Deadline,
+        go_on: impl Fn() -> Result<(), CliqueError>,
+    ) -> Result<Vec<(u32, Vec<u8>)>, Short> {
+        let start = Instant::now();
+        let heard = self.apart(move |rounds| {
             rounds.rendezvous.post(&rounds.round(phase), post)?;
-            rounds.hear(phase, until.left())
-        })
+            rounds.hear(phase, deadline.left())
+        });
+        let (heard, until) = (heard.map_err(Short::Error)?, deadline.plus(HEARD_BY));
+        loop {
+            match heard.recv_timeout(until.left().min(LOOK)) {
+                Ok(Ok(Heard::All(said))) => return Ok(said),
+                Ok(Ok(Heard::Failed(note))) => return Err(Short::Failed(note)),
+                Ok(Ok(Heard::Missing(missing))) => return Err(Short::Silent(self.silent(&missing))),
+                Ok(Err(error)) => return Err(Short::Error(error)),
+                Err(RecvTimeoutError::Timeout) if !until.is_over() => go_on().map_err(Short::Error)?,
+                Err(_) => {
+                    return Err(Short::Error(CliqueError::Timeout {
+                        what: format!("gathering {phase:?}"),
+                        expected: "the rendezvous to return by the deadline".to_owned(),
+                        seen: "nothing".to_owned(),
+                        waited: start.elapsed(),
+                    }));
+                }
+            }
+        }
+    }
+
+    fn silent(&self, missing: &[u32]) -> String {
+        let names: Vec<String> = missing.iter().map(|one| self.name(*one)).take(MAX_NAMED).collect();
+        let all = self.who.as_ref().map_or(self.rendezvous.participants() as usize, |who| who.len());
+        format!(
+            "the time is over, and {} of {all} participants said nothing: {}",
+            missing.len(),
+            names.join("; ")
+        )
     }
 
     /// Does something on a thread of its own, in case the rendezvous does not keep its limits.
@@ -115,6 +162,17 @@ impl Rounds {
     pub(crate) fn hear_so_far(&self, phase: &'static str, until: Deadline) -> Option<Heard> {
         let heard = self.apart(move |rounds| rounds.hear(phase, Duration::ZERO)).ok()?;
         heard.recv_timeout(until.left()).ok()?.ok()
+    }
+
+    /// Looks, on a thread of its own, whether a round has ended; `None` if it has not.
+    pub(crate) fn watch(
+        &self,
+        phase: &'static str,
+    ) -> Result<Receiver<Result<Option<Heard>, CliqueError>>, CliqueError> {
+        self.apart(move |rounds| {
+            let seen = rounds.rendezvous.look(&rounds.round(phase))?;
+            seen.map(|gathered| rounds.understand(gathered)).transpose()
+        })
     }
 
     /// A participant, for messages.
@@ -146,10 +204,8 @@ impl Rounds {
                 Some(Post::Ok(bytes)) => said.push((participant, bytes)),
                 Some(Post::Failed(bytes)) => {
                     let note = Note::decode(&bytes, &self.name(participant))?;
-                    // Of several the earliest is named, and the lowest participant if their clocks say the same.
-                    if failed.as_ref().is_none_or(|first| note.at_ns < first.at_ns) {
-                        failed = Some(note);
-                    }
+                    // There is one, the first; of a rendezvous that has several the lowest participant's counts.
+                    failed.get_or_insert(note);
                 }
                 None => missing.push(participant),
             }
@@ -172,7 +228,6 @@ pub(crate) fn note_of(error: &CliqueError, phase: Phase, process: &str) -> Note 
             status: failure.status,
             cause: failure.cause.clone(),
             missing: failure.missing.clone(),
-            at_ns: now_ns(),
         };
     }
     let fault = match error {

@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 
 use crate::CliqueError;
 use crate::backend::{LocalRank, RawComm, SplitCall, Status};
 use crate::failure::Fault;
 use crate::group::{self, Plan, Up};
 use crate::joint::{Joint, Part};
-use crate::life::{ABORT_WITHIN, Life};
+use crate::life::{ABORTED_BY, Life};
 use crate::message::{Note, SplitMessage};
-use crate::owner::Desk;
+use crate::owner::{Desk, spawn};
 use crate::rendezvous::Post;
-use crate::rounds::{Heard, Rounds, note_of};
+use crate::rounds::{Rounds, Short, note_of};
 use crate::state::Phase;
 use crate::sync::{Deadline, lock};
 use crate::team::{Team, Word};
@@ -49,28 +50,31 @@ struct Draft {
 type Make = Box<dyn FnOnce(&Desk) -> Result<(Status, Vec<(usize, RawComm)>), Fault> + Send>;
 
 /// Splits, for all local members, with what each of them wishes.
-pub(crate) fn split(team: &Team, word: Result<(), CliqueError>) -> Result<Word, CliqueError> {
-    let (number, rounds) = next(team, "split", None);
-    let deadline = Deadline::after(team.call_within);
+pub(crate) fn split(
+    team: &Team,
+    number: u32,
+    word: Result<(), CliqueError>,
+    deadline: Deadline,
+) -> Result<Word, CliqueError> {
+    let rounds = rounds(team, &format!("split{number}"), None);
     let wishes: Vec<Wish> =
         lock(&team.wishes).iter_mut().map(|wish| wish.take().unwrap_or((None, 0))).collect();
     let said =
         team.locals.iter().zip(&wishes).map(|(local, (color, key))| (local.rank, *color, *key)).collect();
-    let post = match &word {
-        Ok(()) => Post::Ok(SplitMessage(said).encode()?),
-        Err(error) => Post::Failed(note_of(error, Phase::Ready, &team.life.process).encode()),
+    let said = word.and_then(|()| SplitMessage(said).encode());
+    let (post, word) = match said {
+        Ok(message) => (Post::Ok(message), Ok(())),
+        Err(error) => (Post::Failed(note_of(&error, Phase::Ready, &team.life.process).encode()), Err(error)),
     };
-    let heard = rounds.exchange("wishes", post, deadline);
+    let heard = rounds.exchange("wishes", post, deadline, || team.life.check());
     word?;
-    let all = match team.hear(&heard?, deadline)? {
-        Heard::All(messages) => wishes_of_all(team, &rounds, &messages)?,
-        Heard::Failed(note) => return Err(failed(team, note)),
-        Heard::Missing(missing) => {
-            let names: Vec<String> = missing.iter().map(|one| rounds.name(*one)).take(16).collect();
-            let fault = Fault::new(None, format!("split: nothing by the deadline from {}", names.join("; ")));
-            return Err(failed(team, fault.note(Phase::Ready, &team.life.process)));
-        }
-    };
+    let process = &team.life.process;
+    let messages = heard.map_err(|short| match short {
+        Short::Failed(note) => failed(team, note),
+        Short::Silent(who) => failed(team, Fault::new(None, who).note(Phase::Ready, process)),
+        Short::Error(error) => failed(team, note_of(&error, Phase::Ready, process)),
+    })?;
+    let all = wishes_of_all(team, &rounds, &messages)?;
     let mut colors: BTreeMap<u32, Vec<(i32, u32)>> = BTreeMap::new();
     for (rank, (color, key)) in &all {
         if let Some(color) = color {
@@ -104,14 +108,15 @@ pub(crate) fn split(team: &Team, word: Result<(), CliqueError>) -> Result<Word, 
 /// Makes a child without some ranks, for all local members.
 pub(crate) fn shrink(
     team: &Team,
+    number: u32,
     excluded: &BTreeSet<u32>,
     word: Result<(), CliqueError>,
+    deadline: Deadline,
 ) -> Result<Word, CliqueError> {
     let stays = |rank: &u32| !excluded.contains(rank);
     let members: Vec<u32> = (0..team.size).filter(stays).collect();
     let who: BTreeSet<u32> = members.iter().map(|rank| team.seats[*rank as usize].participant).collect();
-    let (number, rounds) = next(team, "shrink", Some(who));
-    let deadline = Deadline::after(team.call_within);
+    let rounds = rounds(team, &format!("shrink{number}"), Some(who));
     if let Err(error) = &word {
         // Where the others cannot be told their own deadlines end their waits.
         let note = note_of(error, Phase::Ready, &team.life.process);
@@ -137,16 +142,14 @@ pub(crate) fn shrink(
     children(team, &rounds, vec![Spec { name: format!("shrink{number}"), members }], make, deadline)
 }
 
-/// The number of this split, alike for all participants, and its rounds.
-fn next(team: &Team, kind: &str, who: Option<BTreeSet<u32>>) -> (u32, Rounds) {
-    let mut splits = lock(&team.splits);
-    *splits += 1;
-    let mut rounds = team.life.rounds.keyed(&format!("{kind}{}", *splits));
+/// The rounds of a split, under a name that all participants make up alike.
+fn rounds(team: &Team, name: &str, who: Option<BTreeSet<u32>>) -> Rounds {
+    let mut rounds = team.life.rounds.keyed(name);
     if let Some(who) = who {
         let everybody = who.len() == team.life.rounds.rendezvous.participants() as usize;
         rounds.who = if everybody { None } else { Some(who.into_iter().collect()) };
     }
-    (*splits, rounds)
+    rounds
 }
 
 fn failed(team: &Team, note: Note) -> CliqueError {
@@ -208,13 +211,29 @@ fn children(
     }
     let result = bring_up(team, rounds, &drafts, make, deadline);
     result.map_err(|note| {
-        for draft in &drafts {
-            // Told in the child's own round, too: another participant may have heard that all are done.
-            let failed = CliqueError::Failed(Arc::new(draft.life.failure(note.clone())));
-            draft.life.finish_and_tell(failed, Some(&note), Deadline::after(ABORT_WITHIN));
-        }
+        abandon(&drafts, &note, deadline);
         failed(team, note)
     })?
+}
+
+/// Ends children that nobody joins: all at once, since what hangs in one takes all the time that there is. The deadline
+/// is kept, or those who wait for this one at the barrier would take it for lost, and the parent with it.
+fn abandon(drafts: &[Draft], note: &Note, deadline: Deadline) {
+    let (ended, all_have) = sync_channel::<()>(0);
+    for draft in drafts {
+        let (life, note, ended) = (draft.life.clone(), note.clone(), ended.clone());
+        let end = move || {
+            // Told in the child's own round, too: another participant may have heard that all are done.
+            let failed = CliqueError::Failed(Arc::new(life.failure(note.clone())));
+            life.finish_and_tell(failed, Some(&note), deadline);
+            drop(ended);
+        };
+        // A child that no thread could be had for ends when it is dropped.
+        let _ = spawn("clique-abandon", end);
+    }
+    drop(ended);
+    // Nothing is ever sent: the channel ends when the last thread has, which each does in time.
+    let _ = all_have.recv_timeout(deadline.plus(ABORTED_BY).left());
 }
 
 fn bring_up(

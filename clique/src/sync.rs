@@ -88,10 +88,6 @@ impl Deadline {
     pub(crate) fn earlier(self, other: Self) -> Self {
         Deadline { at: self.at.min(other.at) }
     }
-
-    pub(crate) fn later(self, other: Self) -> Self {
-        Deadline { at: self.at.max(other.at) }
-    }
 }
 
 #[cfg(loom)]
@@ -114,10 +110,6 @@ impl Deadline {
 
     pub(crate) fn earlier(self, other: Self) -> Self {
         Deadline { is_over: self.is_over || other.is_over }
-    }
-
-    pub(crate) fn later(self, other: Self) -> Self {
-        Deadline { is_over: self.is_over && other.is_over }
     }
 }
 

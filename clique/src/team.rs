@@ -3,25 +3,22 @@
 use core::time::Duration;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use crate::CliqueError;
 use crate::backend::{LocalRank, RawComm};
+use crate::barrier::{Arrival, Late};
 use crate::failure::Fault;
 use crate::group::Plan;
-use crate::life::{ABORT_GRACE, Life};
+use crate::life::Life;
 use crate::rendezvous::Post;
 use crate::report::Closed;
-use crate::rounds::{Heard, note_of};
+use crate::rounds::{Short, note_of};
 use crate::split::{Child, Wish};
 use crate::state::Phase;
 use crate::sync::{Deadline, Mutex, lock};
 use crate::uses::{SizeClass, Use};
 use crate::verify::Seat;
 use crate::watcher::Watcher;
-
-/// How often whoever waits for other participants looks whether the clique has ended.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// What members leave a barrier with.
 #[derive(Clone, Debug)]
@@ -51,7 +48,6 @@ pub(crate) struct Team {
     declared: BTreeSet<Use>,
     met: Mutex<BTreeSet<(Use, SizeClass)>>,
     pub(crate) wishes: Mutex<Vec<Option<Wish>>>,
-    pub(crate) splits: Mutex<u32>,
     pub(crate) watcher: Mutex<Option<Watcher>>,
 }
 
@@ -78,7 +74,6 @@ impl Team {
             declared: plan.uses.iter().copied().collect(),
             met: Mutex::new(BTreeSet::new()),
             wishes: Mutex::new(vec![None; count]),
-            splits: Mutex::new(0),
             watcher: Mutex::new(None),
         }
     }
@@ -99,18 +94,20 @@ impl Team {
         seat: u32,
         purpose: &str,
         word: Result<(), CliqueError>,
-        lead: impl FnOnce(Result<(), CliqueError>) -> Result<Word, CliqueError>,
+        late: Late,
+        lead: impl FnOnce(Result<(), CliqueError>, Deadline) -> Result<Word, CliqueError>,
     ) -> Result<Word, CliqueError> {
-        self.life.check()?;
-        let left = self.life.barrier.arrive(seat, purpose, word, self.call_within, lead);
-        left.map_err(|error| match (self.life.end(), &error) {
+        let life = &self.life;
+        life.check()?;
+        let left = life.barrier.meet(Arrival { seat, purpose, word, within: self.call_within, late }, lead);
+        left.map_err(|error| match life.end() {
             // The failure of the clique says more than the barrier that broke with it.
-            (Some(end), _) => end,
-            // The barrier is broken for good, and the clique with it: the other participants hear of it, too.
-            (None, CliqueError::Timeout { .. } | CliqueError::Left { .. } | CliqueError::Panicked { .. }) => {
-                self.life.fail_ready(Fault::new(None, error.to_string()))
+            Some(end) => end,
+            // A barrier that is broken is so for good, and the clique with it: the other participants hear of it, too.
+            None if life.barrier.is_broken() || matches!(error, CliqueError::Panicked { .. }) => {
+                life.fail_ready(Fault::new(None, error.to_string()))
             }
-            (None, _) => error,
+            None => error,
         })
     }
 
@@ -118,7 +115,12 @@ impl Team {
     ///
     /// # Errors
     /// The local word; what another participant said; who did not come.
-    pub(crate) fn meet_others(&self, key: &str, word: Result<(), CliqueError>) -> Result<(), CliqueError> {
+    pub(crate) fn meet_others(
+        &self,
+        key: &str,
+        word: Result<(), CliqueError>,
+        until: Deadline,
+    ) -> Result<(), CliqueError> {
         let life = &self.life;
         if life.rounds.rendezvous.participants() == 1 {
             return word;
@@ -128,39 +130,17 @@ impl Team {
             Ok(()) => Post::Ok(Vec::new()),
             Err(error) => Post::Failed(note_of(error, Phase::Ready, &life.process).encode()),
         };
-        let until = Deadline::after(self.call_within);
-        let heard = rounds.exchange("meet", post, until);
+        let heard = rounds.exchange("meet", post, until, || life.check());
         word?;
-        match self.hear(&heard?, until)? {
-            Heard::All(_) => Ok(()),
-            Heard::Failed(note) => Err(CliqueError::Failed(Arc::new(life.failure(note)))),
-            Heard::Missing(missing) => {
-                let names: Vec<String> = missing.iter().map(|one| rounds.name(*one)).take(16).collect();
-                let fault = Fault::new(None, format!("nothing by the deadline from {}", names.join("; ")));
-                Err(life.fail_ready(fault))
-            }
-        }
-    }
-}
-
-impl Team {
-    /// What is heard in an exchange, unless the clique ends meanwhile.
-    pub(crate) fn hear(
-        &self,
-        heard: &Receiver<Result<Heard, CliqueError>>,
-        until: Deadline,
-    ) -> Result<Heard, CliqueError> {
-        loop {
-            match heard.recv_timeout(LOOK) {
-                Ok(heard) => return heard,
-                Err(_) => self.life.check()?,
-            }
-            // The rendezvous ends by itself, and knows more then.
-            if until.plus(ABORT_GRACE).is_over() {
-                let fault = Fault::new(None, "the rendezvous did not return by the deadline");
-                return Err(self.life.fail_ready(fault));
-            }
-        }
+        let fault = match heard {
+            Ok(_) => return Ok(()),
+            Err(Short::Failed(note)) => return Err(CliqueError::Failed(Arc::new(life.failure(note)))),
+            Err(Short::Error(error)) if !matches!(error, CliqueError::Timeout { .. }) => return Err(error),
+            // Some may be past this barrier, and some are not.
+            Err(Short::Error(error)) => error.to_string(),
+            Err(Short::Silent(who)) => who,
+        };
+        Err(life.fail_ready(Fault::new(None, fault)))
     }
 
     /// Ends a clique that could not be handed out.

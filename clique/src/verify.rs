@@ -77,6 +77,8 @@ pub(crate) struct Agreement {
     pub(crate) seats: Vec<Seat>,
     /// What is run before it is ready, sorted.
     pub(crate) uses: Vec<Use>,
+    /// The variables that name what a host has, each value with who has it.
+    pub(crate) hardware: Vec<String>,
 }
 
 /// The verdict. `hellos` is in the order of the participants.
@@ -96,7 +98,7 @@ pub(crate) fn verdict(hellos: &[Hello]) -> Result<Agreement, Disagreement> {
     devices(hellos, &mut found);
     let uses = uses(hellos, size, &mut found);
     if found.is_empty() {
-        return Ok(Agreement { seats, uses });
+        return Ok(Agreement { seats, uses, hardware: hardware(hellos) });
     }
     let total = found.len();
     found.truncate(MAX_NAMED);
@@ -164,6 +166,21 @@ fn environment(hellos: &[Hello], found: &mut Vec<Difference>) {
             }
         }
     }
+}
+
+/// Each value of each variable that names what a host has: who has it first, and how many more.
+fn hardware(hellos: &[Hello]) -> Vec<String> {
+    let mut values: BTreeMap<(&str, &str), (&str, usize)> = BTreeMap::new();
+    for hello in hellos {
+        for (name, value) in &hello.hardware {
+            values.entry((name, value)).or_insert((&hello.process, 0)).1 += 1;
+        }
+    }
+    let line = |((name, value), (process, count)): ((&str, &str), (&str, usize))| match count {
+        1 => format!("{name}={value:?} ({process})"),
+        count => format!("{name}={value:?} ({process} and {} more)", count - 1),
+    };
+    values.into_iter().map(line).collect()
 }
 
 /// Dense and distinct: each rank below the size, once.

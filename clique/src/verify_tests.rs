@@ -17,6 +17,7 @@ fn hellos() -> Vec<Hello> {
             .collect(),
         uses: Vec::new(),
         environment: vec![("NCCL_ALGO".to_owned(), "Ring".to_owned())],
+        hardware: vec![("NCCL_IB_HCA".to_owned(), format!("mlx5_{participant}"))],
     };
     vec![hello(0), hello(1)]
 }
@@ -31,6 +32,8 @@ fn those_that_agree() {
     assert_eq!(agreement.seats.len(), 4);
     assert_eq!(agreement.seats[2].participant, 1);
     assert_eq!(agreement.seats[3].uuid, "GPU-3");
+    // Hosts call their adapters differently: that is told, and no difference.
+    assert_eq!(agreement.hardware, ["NCCL_IB_HCA=\"mlx5_0\" (node:0)", "NCCL_IB_HCA=\"mlx5_1\" (node:1)"]);
 }
 
 #[test]

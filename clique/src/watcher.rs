@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::CliqueError;
 use crate::backend::{RawComm, Status};
 use crate::failure::Fault;
-use crate::life::Life;
+use crate::life::{ABORT_WITHIN, Life};
 use crate::owner::spawn;
 use crate::rounds::{Heard, LIFE};
 use crate::sync::{Condvar, Deadline, Mutex, SLEEP_BLIND, lock, sleep_on};
@@ -57,15 +57,7 @@ pub(crate) struct Watcher {
 impl Watcher {
     /// Starts one for a team, which stops it in the end.
     pub(crate) fn attach(team: &Team) -> Result<(), CliqueError> {
-        let named = team.locals.iter().zip(&team.comms).map(|(local, comm)| (local.rank, *comm));
-        let mut beat = Beat {
-            life: team.life.clone(),
-            comms: named.collect(),
-            every: team.heartbeat,
-            patience: team.call_within,
-            asked: None,
-            silent_since: None,
-        };
+        let mut beat = Beat::new(team);
         let watcher = Watcher::start(team.heartbeat, move || beat.again());
         *lock(&team.watcher) = Some(watcher.inspect_err(|error| team.abandon(error))?);
         Ok(())
@@ -108,46 +100,92 @@ impl Drop for Watcher {
     }
 }
 
-/// What is asked at each heartbeat, and what has not been answered since an earlier one.
+/// How much longer than a call an answer may take: who was asked may be in a call that takes all its time.
+const SLACK: Duration = Duration::from_millis(100);
+
+/// What is asked at each heartbeat, and what has not been answered since an earlier one. Both are asked on other threads,
+/// so that one that does not answer hides nothing of the other.
 struct Beat {
     life: Arc<Life>,
     comms: Vec<(u32, RawComm)>,
     every: Duration,
     /// How long there may be no answer.
     patience: Duration,
-    /// What the owner was asked and when. It is not asked again before it has answered.
-    asked: Option<(Receiver<Result<(), Fault>>, Instant)>,
+    /// The library, by its owner.
+    library: Option<Asked<Result<(), Fault>>>,
+    /// The other participants, over the rendezvous.
+    others: Option<Asked<Result<Option<Heard>, CliqueError>>>,
     /// Since when the rendezvous is late with its answers.
     silent_since: Option<Instant>,
 }
 
+/// A question, which is not asked again before it is answered.
+struct Asked<R> {
+    answer: Receiver<R>,
+    since: Instant,
+}
+
+impl<R> Asked<R> {
+    fn now(answer: Receiver<R>) -> Self {
+        Asked { answer, since: Instant::now() }
+    }
+}
+
 impl Beat {
-    /// Asks once; false if there is nothing more to ask.
-    fn again(&mut self) -> bool {
-        self.life.end().is_none() && self.owner() && self.others()
+    fn new(team: &Team) -> Self {
+        let named = team.locals.iter().zip(&team.comms).map(|(local, comm)| (local.rank, *comm));
+        Beat {
+            life: team.life.clone(),
+            comms: named.collect(),
+            every: team.heartbeat,
+            patience: team.call_within + SLACK,
+            library: None,
+            others: None,
+            silent_since: None,
+        }
     }
 
-    fn owner(&mut self) -> bool {
-        let (answer, since) = self.asked.take().unwrap_or_else(|| (self.ask(), Instant::now()));
-        let fault = match answer.recv_timeout(self.every) {
-            Ok(Ok(())) => return true,
-            Ok(Err(fault)) if fault.is_taken => return false,
-            Ok(Err(fault)) => fault,
-            // It may be busy with a call of a member. Those that it was given before have failed by then.
-            Err(RecvTimeoutError::Timeout) if since.elapsed() <= self.patience => {
-                self.asked = Some((answer, since));
-                return true;
+    /// Asks once; false if there is nothing more to ask.
+    fn again(&mut self) -> bool {
+        if self.life.end().is_some() {
+            return false;
+        }
+        if self.library.is_none() {
+            self.library = Some(Asked::now(self.ask_library()));
+        }
+        if self.others.is_none() {
+            match self.life.rounds.watch(LIFE) {
+                Ok(answer) => self.others = Some(Asked::now(answer)),
+                Err(error) => return self.fail(Fault::new(None, error.to_string())),
             }
-            Err(RecvTimeoutError::Timeout) => {
-                Fault::new(None, format!("watching did not return after {:?}", since.elapsed()))
-            }
-            Err(RecvTimeoutError::Disconnected) => return false,
-        };
+        }
+        self.hear_library() && self.hear_others()
+    }
+
+    fn fail(&self, fault: Fault) -> bool {
         self.life.fail_ready(fault);
         false
     }
 
-    fn ask(&self) -> Receiver<Result<(), Fault>> {
+    fn hear_library(&mut self) -> bool {
+        let Some(Asked { answer, since }) = self.library.take() else { return true };
+        match answer.recv_timeout(self.every / 2) {
+            Ok(Ok(())) => true,
+            Ok(Err(fault)) if fault.is_taken => false,
+            Ok(Err(fault)) => self.fail(fault),
+            // It may be busy with a call of a member. Those that it was given before have failed by then.
+            Err(RecvTimeoutError::Timeout) if since.elapsed() <= self.patience => {
+                self.library = Some(Asked { answer, since });
+                true
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                self.fail(Fault::new(None, format!("watching did not return after {:?}", since.elapsed())))
+            }
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    fn ask_library(&self) -> Receiver<Result<(), Fault>> {
         let comms = self.comms.clone();
         self.life.owner.post(move |desk| {
             for (rank, comm) in comms {
@@ -161,28 +199,33 @@ impl Beat {
         })
     }
 
-    fn others(&mut self) -> bool {
-        match self.life.rounds.hear(LIFE, Duration::ZERO) {
-            Ok(Heard::Failed(note)) => {
-                self.life.fail(note, Deadline::after(crate::life::ABORT_WITHIN));
+    fn hear_others(&mut self) -> bool {
+        let Some(Asked { answer, since }) = self.others.take() else { return true };
+        let lost = |seen: String| Fault::new(None, format!("the rendezvous was lost: {seen}"));
+        match answer.recv_timeout(self.every / 2) {
+            Ok(Ok(Some(Heard::Failed(note)))) => {
+                self.life.fail(note, Deadline::after(ABORT_WITHIN));
                 false
             }
             // Who has closed waits for the others in its own way.
-            Ok(Heard::All(_)) => false,
-            Ok(Heard::Missing(_)) => {
+            Ok(Ok(Some(Heard::All(_)))) => false,
+            Ok(Ok(Some(Heard::Missing(_)) | None)) => {
                 self.silent_since = None;
                 true
             }
             // A late answer is no loss: a packet was sent again, or the store's machine is busy.
-            Err(CliqueError::Timeout { .. })
-                if self.silent_since.get_or_insert_with(Instant::now).elapsed() <= self.patience =>
+            Ok(Err(CliqueError::Timeout { .. }))
+                if self.silent_since.get_or_insert(since).elapsed() <= self.patience =>
             {
                 true
             }
-            Err(error) => {
-                self.life.fail_ready(Fault::new(None, format!("the rendezvous was lost: {error}")));
-                false
+            Ok(Err(error)) => self.fail(lost(error.to_string())),
+            Err(RecvTimeoutError::Timeout) if since.elapsed() <= self.patience => {
+                self.others = Some(Asked { answer, since });
+                true
             }
+            Err(RecvTimeoutError::Timeout) => self.fail(lost(format!("no answer in {:?}", since.elapsed()))),
+            Err(RecvTimeoutError::Disconnected) => self.fail(lost("it panicked".to_owned())),
         }
     }
 }

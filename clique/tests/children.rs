@@ -108,6 +108,78 @@ fn a_split_that_fails_is_joined_by_none() {
     }
 }
 
+/// How long the calls of the next two may take.
+const CALL_WITHIN: Duration = Duration::from_millis(400);
+
+fn up_with_limit(job: &Job) -> Vec<Clique> {
+    let outcomes = job.bring_up_with(0, |_, builder| Some(builder.call_within(CALL_WITHIN)));
+    outcomes.into_iter().map(|(result, _)| result.unwrap()).collect()
+}
+
+fn works(members: Vec<Member>, job: &Job) -> Vec<Member> {
+    let size = i64::from(job.size());
+    let sums = sum(members).into_iter().map(|(member, result)| {
+        assert_eq!(result.unwrap(), size * (size + 1) / 2);
+        member
+    });
+    sums.collect()
+}
+
+/// The split of one process hangs, aborts take all the time that they have, and the local members come one after the
+/// other: those who came first do not give the parent up while the last one still cleans up.
+#[test]
+fn a_split_that_times_out_leaves_its_parent() {
+    let job = Job::new(&[3, 1]);
+    let mut cliques = up_with_limit(&job);
+    job.processes[1].inject(Fault::new(Step::SplitProgress, None, Kind::Hang));
+    job.processes.iter().for_each(|process| process.inject(Fault::new(Step::Abort, None, Kind::Hang)));
+    let members = each(PATIENT, all_members(&mut cliques), |_, mut member| {
+        let start = Instant::now();
+        std::thread::sleep(Duration::from_millis(60) * member.rank());
+        // Each its own child, so that there are several to abort.
+        let error = member.split(Some(member.rank()), 0).map(drop).unwrap_err();
+        assert!(matches!(error, CliqueError::Failed(_)), "{error}");
+        println!("recorded: rank {}: {:?} of {CALL_WITHIN:?}: {error}", member.rank(), start.elapsed());
+        assert!(member.end().is_none(), "{:?}", member.end());
+        member
+    });
+    job.processes.iter().for_each(|process| process.heal());
+    job.fabric.release();
+    let members = works(members, &job);
+    until(PATIENT, "only the parent's to be left", || job.fabric.live().communicators == 4);
+    drop(members);
+    close(cliques);
+}
+
+/// A member that does not come to a split keeps all from joining. It can come late: then it learns that it is over, and all
+/// can come to the next one.
+#[test]
+fn a_split_that_a_member_does_not_come_to_leaves_its_parent() {
+    let job = Job::new(&[2, 1]);
+    let mut cliques = up_with_limit(&job);
+    let mut members = all_members(&mut cliques);
+    let mut late = members.remove(1);
+    let mut members = each(PATIENT, members, |_, mut member| {
+        let error = member.split(Some(0), 0).map(drop).unwrap_err().to_string();
+        let missed = ["expected the local seats", "for the local seats below 2, seen [0]", "said nothing"];
+        assert!(missed.iter().any(|what| error.contains(what)), "{error}");
+        member
+    });
+    let start = Instant::now();
+    let error = late.split(Some(0), 0).map(drop).unwrap_err();
+    assert!(matches!(error, CliqueError::Timeout { .. }), "{error}");
+    assert!(start.elapsed() < CALL_WITHIN / 2, "{:?}", start.elapsed());
+    members.insert(1, late);
+    let members = works(members, &job);
+    let children = each(PATIENT, members, |_, mut member| {
+        let child = member.split(Some(0), 0).unwrap().unwrap();
+        assert_eq!(child.size(), 3);
+        (child, member)
+    });
+    drop(children);
+    close(cliques);
+}
+
 #[test]
 fn revoke_and_shrink_where_the_library_can() {
     let job = Job::new(&[2, 1, 1]);

@@ -188,6 +188,10 @@ impl Rendezvous for Withholding {
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
         self.0.gather(round, within)
     }
+
+    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+        self.0.look(round)
+    }
 }
 
 /// One that stops before it calls the library keeps the others in it: they say who did not begin. On a machine that is so
@@ -259,6 +263,9 @@ fn a_rendezvous_that_hangs_is_not_waited_for() {
         fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
             self.hang(round, false);
             self.0.gather(round, within)
+        }
+        fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+            self.0.look(round)
         }
     }
     let cases: Vec<_> = ["hello", "ids", "begun", "up", "used"]
@@ -365,6 +372,70 @@ fn deadlines_are_met_within_100_ms() {
     }
 }
 
+/// The same when everything hangs that can: what is under way in the library, the aborts, and the rendezvous, which neither
+/// brings nor takes anything any more. What is waited for after the deadline is waited for in full then, so the shortest of
+/// some tries says what it adds up to, whatever else the machine does.
+#[test]
+fn the_deadline_is_met_within_100_ms_when_everything_hangs() {
+    #[derive(Debug)]
+    struct Silent(Arc<InProcess>, Arc<AtomicBool>);
+    impl Silent {
+        fn hang(&self, round: &Round) {
+            if round.phase == "up" {
+                until(PATIENT, "being let go", || self.1.load(Ordering::Acquire));
+            }
+        }
+    }
+    impl Rendezvous for Silent {
+        fn participant(&self) -> u32 {
+            self.0.participant()
+        }
+        fn participants(&self) -> u32 {
+            self.0.participants()
+        }
+        fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
+            self.hang(round);
+            self.0.post(round, post)
+        }
+        fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
+            self.hang(round);
+            self.0.gather(round, within)
+        }
+        fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+            self.0.look(round)
+        }
+    }
+    const LIMIT: Duration = Duration::from_millis(150);
+    // What hangs besides the rendezvous; a failure shortly before the deadline is told after it.
+    for (step, kind) in [
+        (Step::InitProgress, Kind::Hang),
+        (Step::Init, Kind::Hang),
+        (Step::Shape, Kind::Hang),
+        (Step::Init, Kind::Fail(Status::SYSTEM_ERROR)),
+    ] {
+        let tries = (0..6).map(|_| {
+            let job = Job::new(&[2]);
+            let let_go = Arc::new(AtomicBool::new(false));
+            job.processes[0].inject(Fault::new(step, None, kind));
+            job.processes[0].inject(Fault::new(Step::Abort, None, Kind::Hang));
+            if matches!(kind, Kind::Fail(_)) {
+                job.processes[0].inject(Fault::new(Step::Workspace, None, Kind::Delay(LIMIT / 2)));
+            }
+            let place = Arc::new(Silent(job.places[0].clone(), let_go.clone()));
+            let (start, builder) = (Instant::now(), job.builder(0, 0));
+            let result = builder.bring_up(job.processes[0].clone(), place, LIMIT);
+            let took = start.elapsed();
+            assert!(result.is_err());
+            let_go.store(true, Ordering::Release);
+            job.fabric.release();
+            took.saturating_sub(LIMIT)
+        });
+        let late = tries.min().unwrap();
+        println!("recorded: {step:?} {kind:?}: {late:?} after the deadline");
+        assert!(late <= Duration::from_millis(100), "{step:?} {kind:?}: {late:?} after the deadline");
+    }
+}
+
 /// A peer hears of a failure when it happens, not at the deadline.
 #[test]
 fn a_failure_reaches_the_others_at_once() {
@@ -378,8 +449,7 @@ fn a_failure_reaches_the_others_at_once() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
-/// Two participants fail at about the same time: all name the same one, whichever was first. Who has failed and heard of
-/// nobody else cannot know of a failure that is not posted yet, so one in fifty may differ.
+/// Two participants fail at about the same time: all name the same one, whose word the rendezvous got first.
 #[test]
 fn of_two_failures_all_name_the_first() {
     let mut differ = 0;
@@ -399,8 +469,7 @@ fn of_two_failures_all_name_the_first() {
         assert!(first.iter().all(|rank| matches!(rank, Some(0 | 2))), "{first:?}");
         differ += u32::from(first.iter().any(|rank| *rank != first[0]));
     }
-    println!("recorded: {differ} of 50 pairs of failures are named differently");
-    assert!(differ <= 5, "{differ} of 50");
+    assert_eq!(differ, 0, "of 50 pairs of failures");
 }
 
 /// An abort that hangs is waited for within its bound, and counted until it comes back.

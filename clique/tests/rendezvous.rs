@@ -105,6 +105,26 @@ fn a_failure_reaches_those_who_wait_at_once() {
 }
 
 /// One lock around both would let this time out.
+/// Whoever gathers when gets the same failure: the one that came first, also when a later one is of a lower participant.
+#[test]
+fn of_several_failures_all_get_the_first() {
+    each_kind(|kind| {
+        let members = meet(kind, 3);
+        let (round, failed) = (round(0, "a"), |text: &str| Post::Failed(text.as_bytes().to_vec()));
+        assert_eq!(members[0].look(&round).unwrap(), None);
+        members[2].post(&round, failed("first")).unwrap();
+        let early = members[1].gather(&round, PATIENCE).unwrap();
+        assert_eq!(early, Gathered(vec![None, None, Some(failed("first"))]));
+        members[0].post(&round, failed("second")).unwrap();
+        members[1].post(&round, failed("third")).unwrap();
+        for member in [&members[0], &members[2]] {
+            // A look is no gather.
+            assert_eq!(member.look(&round).unwrap(), Some(early.clone()));
+            assert_eq!(member.gather(&round, PATIENCE).unwrap(), early);
+        }
+    });
+}
+
 #[test]
 fn a_post_does_not_stand_behind_a_gather_of_the_same_participant() {
     each_kind(|kind| {

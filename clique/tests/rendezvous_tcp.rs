@@ -3,7 +3,9 @@
 mod meeting;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use meeting::{LOCALHOST, PATIENCE, ok, round, tcp};
@@ -205,4 +207,65 @@ fn who_does_not_say_who_it_is_is_dropped() {
         let expected = format!("wrong pace: expected a greeting within 5s, seen {bytes} bytes of it");
         assert!(error.to_string().contains(&expected), "{error}");
     }
+}
+
+/// Passes the bytes of one connection on, both ways, and counts them.
+fn relay(store: SocketAddr, bytes: Arc<AtomicUsize>) -> SocketAddr {
+    let listener = TcpListener::bind(LOCALHOST).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let near = listener.accept().unwrap().0;
+        let far = TcpStream::connect(store).unwrap();
+        for stream in [&near, &far] {
+            stream.set_nodelay(true).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        let pass = |mut from: TcpStream, mut to: TcpStream, bytes: Arc<AtomicUsize>| {
+            let mut some = [0; 4096];
+            while let Ok(len @ 1..) = from.read(&mut some) {
+                bytes.fetch_add(len, Ordering::AcqRel);
+                if to.write_all(&some[..len]).is_err() {
+                    return;
+                }
+            }
+        };
+        let (back, count) = ((far.try_clone().unwrap(), near.try_clone().unwrap()), bytes.clone());
+        std::thread::spawn(move || pass(back.0, back.1, count));
+        pass(near, far, bytes);
+    });
+    address
+}
+
+/// The bytes of ten looks at a round that has not ended, and of ten gathers of it, with so many participants.
+fn bytes_of_ten(participants: u32) -> (usize, usize) {
+    let first = Tcp::start(tcp(0, participants, LOCALHOST)).unwrap();
+    let others: Vec<Tcp> =
+        (2..participants).map(|one| Tcp::start(tcp(one, participants, first.address())).unwrap()).collect();
+    let bytes = Arc::new(AtomicUsize::new(0));
+    let one = Tcp::start(tcp(1, participants, relay(first.address(), bytes.clone()))).unwrap();
+    let mut counted = [0; 2];
+    for (look, counted) in [true, false].into_iter().zip(&mut counted) {
+        bytes.store(0, Ordering::Release);
+        for _ in 0..10 {
+            if look {
+                assert_eq!(one.look(&round(0, "life")).unwrap(), None);
+            } else {
+                one.gather(&round(0, "life"), Duration::ZERO).unwrap();
+            }
+        }
+        *counted = bytes.load(Ordering::Acquire);
+    }
+    drop((one, others));
+    (counted[0], counted[1])
+}
+
+/// A heartbeat is a look: what it takes of the store's network must not grow with the participants, of whom each does it.
+#[test]
+fn a_heartbeat_takes_as_few_bytes_among_hundreds_as_among_three() {
+    let ((few, few_gathered), (many, many_gathered)) = (bytes_of_ten(3), bytes_of_ten(300));
+    println!("recorded: a heartbeat among 300 takes {} bytes, a gather {}", many / 10, many_gathered / 10);
+    assert_eq!(few, many, "of ten looks");
+    assert!(many <= 10 * 128, "{many} bytes of ten looks");
+    // The control: who says where everybody is says more of more.
+    assert!(many_gathered > 20 * few_gathered, "{many_gathered} and {few_gathered} bytes");
 }

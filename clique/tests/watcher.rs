@@ -5,10 +5,11 @@
 mod cliques;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cliques::{Job, PATIENT, each, until};
+use portway_clique::backend::Status;
 use portway_clique::rendezvous::{Gathered, InProcess, Post, Rendezvous, Round};
 use portway_clique::software::{Fault, Kind, Step};
 use portway_clique::{Clique, CliqueError};
@@ -32,7 +33,19 @@ impl Rendezvous for Late {
         self.0.post(round, post)
     }
 
+    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+        self.answer(round, Duration::ZERO)?;
+        self.0.look(round)
+    }
+
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
+        self.answer(round, within)?;
+        self.0.gather(round, within)
+    }
+}
+
+impl Late {
+    fn answer(&self, round: &Round, within: Duration) -> Result<(), CliqueError> {
         let one_less = |left: u32| left.checked_sub(1);
         let is_late = || self.2.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok();
         if round.phase == self.1 && is_late() {
@@ -43,7 +56,7 @@ impl Rendezvous for Late {
                 waited: within,
             });
         }
-        self.0.gather(round, within)
+        Ok(())
     }
 }
 
@@ -105,4 +118,67 @@ fn some_late_answers_are_no_loss_at_the_barrier_of_a_child() {
         assert!(!matches!(passed, Some(Err(_))), "{passed:?}");
     }
     assert_eq!(late.load(Ordering::Acquire), 0, "the answers were late");
+}
+
+/// A rendezvous whose looks do not return while it is told so.
+#[derive(Debug)]
+struct Stuck(Arc<InProcess>, Arc<AtomicBool>);
+
+impl Rendezvous for Stuck {
+    fn participant(&self) -> u32 {
+        self.0.participant()
+    }
+
+    fn participants(&self) -> u32 {
+        self.0.participants()
+    }
+
+    fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
+        self.0.post(round, post)
+    }
+
+    fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
+        self.0.gather(round, within)
+    }
+
+    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+        until(PATIENT, "being let go", || !self.1.load(Ordering::Acquire));
+        self.0.look(round)
+    }
+}
+
+/// A clique whose rendezvous has not answered for some heartbeats.
+fn with_stuck_rendezvous(job: &Job, call_within: Duration) -> (Clique, Arc<AtomicBool>) {
+    let stuck = Arc::new(AtomicBool::new(false));
+    let place = Arc::new(Stuck(job.places[0].clone(), stuck.clone()));
+    let builder = job.builder(0, 0).call_within(call_within);
+    let clique = builder.bring_up(job.processes[0].clone(), place, PATIENT).unwrap();
+    stuck.store(true, Ordering::Release);
+    let before = clique.heartbeats();
+    until(PATIENT, "heartbeats that wait for nobody", || clique.heartbeats() > before + 3);
+    (clique, stuck)
+}
+
+#[test]
+fn a_rendezvous_that_hangs_hides_no_error_of_the_library() {
+    let job = Job::new(&[1]);
+    let (clique, stuck) = with_stuck_rendezvous(&job, PATIENT);
+    assert!(clique.end().is_none(), "{:?}", clique.end());
+    job.processes[0].inject(Fault::new(Step::State, Some(0), Kind::Fail(Status::REMOTE_ERROR)));
+    until(PATIENT / 4, "the library's error", || clique.end().is_some());
+    assert!(stuck.swap(false, Ordering::AcqRel), "the rendezvous hung all the time");
+    let end = clique.end().unwrap().to_string();
+    assert!(end.contains("remote error"), "{end}");
+}
+
+#[test]
+fn a_rendezvous_that_hangs_ends_the_clique_when_its_time_is_over() {
+    let job = Job::new(&[1]);
+    let (clique, stuck) = with_stuck_rendezvous(&job, CALL_WITHIN);
+    let start = Instant::now();
+    until(PATIENT / 4, "the end", || clique.end().is_some());
+    println!("recorded: ended after {:?}, of {CALL_WITHIN:?}", start.elapsed());
+    let end = clique.end().unwrap().to_string();
+    assert!(end.contains("the rendezvous was lost: no answer in"), "{end}");
+    stuck.store(false, Ordering::Release);
 }

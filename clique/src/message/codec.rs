@@ -2,6 +2,7 @@
 
 use crate::CliqueError;
 use crate::rendezvous::MAX_MESSAGE_BYTES;
+use crate::text::printable;
 
 /// How long a string may be in a message.
 pub(crate) const MAX_STRING_BYTES: usize = 1024;
@@ -153,6 +154,11 @@ impl<'a> Reader<'a> {
             Ok(text) => Ok(text.to_owned()),
             Err(error) => Err(self.wrong(what, "UTF-8", error)),
         }
+    }
+
+    /// A text that is only shown to people, and so that it can be.
+    pub(crate) fn text(&mut self, what: &'static str) -> Result<String, CliqueError> {
+        self.string(what).map(|text| printable(&text))
     }
 
     pub(crate) fn list<T>(

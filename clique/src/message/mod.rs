@@ -34,8 +34,10 @@ pub(crate) struct Hello {
     pub(crate) large_bytes: u64,
     pub(crate) locals: Vec<Local>,
     pub(crate) uses: Vec<Use>,
-    /// Sorted by name.
+    /// The variables that all have to share, sorted by name.
     pub(crate) environment: Vec<(String, String)>,
+    /// Those that name what this host has, for messages, sorted by name.
+    pub(crate) hardware: Vec<(String, String)>,
 }
 
 /// A rank and the UUID of its device.
@@ -65,10 +67,12 @@ impl Hello {
             writer.string(&local.uuid);
         });
         writer.list(&self.uses, |writer, one| write_use(writer, *one));
-        writer.list(&self.environment, |writer, (name, value)| {
-            writer.string(name);
-            writer.string(value);
-        });
+        for variables in [&self.environment, &self.hardware] {
+            writer.list(variables, |writer, (name, value)| {
+                writer.string(name);
+                writer.string(value);
+            });
+        }
         bounded(writer)
     }
 
@@ -78,8 +82,8 @@ impl Hello {
             |reader: &mut Reader<'_>| reader.option("configuration", |reader| reader.u32("configuration"));
         let hello = Hello {
             size: reader.u32("size")?,
-            process: reader.string("process")?,
-            library: reader.string("library")?,
+            process: reader.text("process")?,
+            library: reader.text("library")?,
             library_version: reader.u32("library version")?,
             several_ids: reader.flag("several ids")?,
             config: CommConfig {
@@ -91,11 +95,11 @@ impl Hello {
             },
             large_bytes: reader.u64("large size")?,
             locals: reader.list("ranks", |reader| {
-                Ok(Local { rank: reader.u32("rank")?, uuid: reader.string("device UUID")? })
+                Ok(Local { rank: reader.u32("rank")?, uuid: reader.text("device UUID")? })
             })?,
             uses: reader.list("declared operations", read_use)?,
-            environment: reader
-                .list("environment", |reader| Ok((reader.string("variable")?, reader.string("value")?)))?,
+            environment: reader.list("environment", read_variable)?,
+            hardware: reader.list("environment", read_variable)?,
         };
         reader.finish()?;
         Ok(hello)
@@ -141,8 +145,6 @@ pub(crate) struct Note {
     pub(crate) cause: String,
     /// Ranks that had said nothing.
     pub(crate) missing: Vec<u32>,
-    /// When, in nanoseconds since 1970 by the clock of its host: of several failures the earliest is named.
-    pub(crate) at_ns: u64,
 }
 
 impl Note {
@@ -154,7 +156,6 @@ impl Note {
         writer.option(&self.status, |writer, status| writer.u32(status.0 as u32));
         writer.string(&self.cause);
         writer.list(&self.missing[..self.missing.len().min(MAX_MISSING)], |writer, rank| writer.u32(*rank));
-        writer.u64(self.at_ns);
         writer.finish()
     }
 
@@ -166,11 +167,10 @@ impl Note {
         let note = Note {
             phase,
             rank: reader.option("rank", |reader| reader.u32("rank"))?,
-            process: reader.string("process")?,
+            process: reader.text("process")?,
             status: reader.option("status", |reader| Ok(Status(reader.u32("status")? as i32)))?,
-            cause: reader.string("cause")?,
+            cause: reader.text("cause")?,
             missing: reader.list("missing ranks", |reader| reader.u32("missing rank"))?,
-            at_ns: reader.u64("time")?,
         };
         reader.finish()?;
         Ok(note)
@@ -212,6 +212,10 @@ impl SplitMessage {
         reader.finish()?;
         Ok(SplitMessage(ranks))
     }
+}
+
+fn read_variable(reader: &mut Reader<'_>) -> Result<(String, String), CliqueError> {
+    Ok((reader.text("variable")?, reader.string("value")?))
 }
 
 fn write_use(writer: &mut Writer, one: Use) {

@@ -3,6 +3,16 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
+use crate::text::printable;
+
+/// A text for people, as it comes out of a message.
+fn shown() -> impl Strategy<Value = String> {
+    ".{0,40}".prop_map(|text: String| printable(&text))
+}
+
+fn pairs() -> impl Strategy<Value = Vec<(String, String)>> {
+    vec((shown(), ".{0,40}".prop_map(String::from)), 0..9)
+}
 
 fn uses() -> impl Strategy<Value = Use> {
     prop_oneof![
@@ -21,47 +31,34 @@ fn hello() -> impl Strategy<Value = Hello> {
         option::of(".{0,20}"),
         option::of(any::<bool>()),
     );
-    let lists = (
-        vec((any::<u32>(), ".{0,40}"), 0..9),
-        vec(uses(), 0..9),
-        vec((".{0,20}".prop_map(String::from), ".{0,40}".prop_map(String::from)), 0..9),
-    );
-    (numbers, ".{0,40}", ".{0,40}", config, lists).prop_map(|(numbers, process, library, config, lists)| {
-        Hello {
-            size: numbers.0,
-            process,
-            library,
-            library_version: numbers.1,
-            several_ids: numbers.2,
-            config: CommConfig {
-                min_ctas: config.0,
-                max_ctas: config.1,
-                cga_cluster_size: config.0,
-                net_name: config.2,
-                split_share: config.3,
-            },
-            large_bytes: numbers.3,
-            locals: lists.0.into_iter().map(|(rank, uuid)| Local { rank, uuid }).collect(),
-            uses: lists.1,
-            environment: lists.2,
-        }
+    let lists = (vec((any::<u32>(), shown()), 0..9), vec(uses(), 0..9), pairs(), pairs());
+    (numbers, shown(), shown(), config, lists).prop_map(|(numbers, process, library, config, lists)| Hello {
+        size: numbers.0,
+        process,
+        library,
+        library_version: numbers.1,
+        several_ids: numbers.2,
+        config: CommConfig {
+            min_ctas: config.0,
+            max_ctas: config.1,
+            cga_cluster_size: config.0,
+            net_name: config.2,
+            split_share: config.3,
+        },
+        large_bytes: numbers.3,
+        locals: lists.0.into_iter().map(|(rank, uuid)| Local { rank, uuid }).collect(),
+        uses: lists.1,
+        environment: lists.2,
+        hardware: lists.3,
     })
 }
 
 fn note() -> impl Strategy<Value = Note> {
-    let place = (0..Phase::ALL.len(), option::of(any::<u32>()), option::of(any::<i32>()), any::<u64>());
-    (place, ".{0,60}", ".{0,60}", vec(any::<u32>(), 0..MAX_MISSING)).prop_map(
+    let place = (0..Phase::ALL.len(), option::of(any::<u32>()), option::of(any::<i32>()));
+    (place, shown(), shown(), vec(any::<u32>(), 0..MAX_MISSING)).prop_map(
         |(place, process, cause, missing)| {
-            let (phase, rank, status, at_ns) = place;
-            Note {
-                phase: Phase::ALL[phase],
-                rank,
-                process,
-                status: status.map(Status),
-                cause,
-                missing,
-                at_ns,
-            }
+            let (phase, rank, status) = place;
+            Note { phase: Phase::ALL[phase], rank, process, status: status.map(Status), cause, missing }
         },
     )
 }
@@ -138,7 +135,6 @@ fn what_is_wrong_is_named() {
         status: None,
         cause: "x".repeat(5000),
         missing: vec![1; 500],
-        at_ns: 1,
     };
     let bytes = note.encode();
     let seen = Note::decode(&bytes, "x").unwrap();
@@ -163,6 +159,20 @@ fn what_is_wrong_is_named() {
     }
     let error = Note::decode(&vec![0; MAX_MESSAGE_BYTES + 1], "x").unwrap_err().to_string();
     assert!(error.contains("length of a message"), "{error}");
+}
+
+#[test]
+fn what_a_peer_says_cannot_write_over_the_error_that_quotes_it() {
+    let note = Note {
+        phase: Phase::Barrier,
+        rank: None,
+        process: "node\x1b]0;title\x07:1".to_owned(),
+        status: None,
+        cause: "line\nline\r\x1b[2J".to_owned(),
+        missing: Vec::new(),
+    };
+    let note = Note::decode(&note.encode(), "x").unwrap();
+    assert_eq!(note.to_string(), "node\\u{1b}]0;title\\u{7}:1 in barrier: line\\nline\\r\\u{1b}[2J");
 }
 
 #[test]

@@ -83,6 +83,15 @@ pub(super) fn variable(name: &str, value: &str) -> Variable {
         | "NCCL_GRAPH_DUMP_FILE_RANK"
         | "NCCL_IGNORE_CPU_AFFINITY"
         | "NCCL_SET_THREAD_NAME" => Variable::Ignored,
+        // What a host calls its interfaces and adapters, and files that describe one host.
+        "NCCL_SOCKET_IFNAME"
+        | "NCCL_OOB_NET_IFNAME"
+        | "NCCL_IB_HCA"
+        | "NCCL_IB_GID_INDEX"
+        | "NCCL_IB_ADDR_RANGE"
+        | "NCCL_MNNVL_UUID"
+        | "NCCL_MNNVL_CLIQUE_ID"
+        | "NCCL_TOPO_FILE" => Variable::Hardware,
         name if name.starts_with("NCCL_") => Variable::Compared,
         _ => Variable::Ignored,
     }
@@ -130,6 +139,9 @@ mod tests {
         assert!(matches!(variable("NCCL_COMM_ID", "127.0.0.1:5"), Variable::Refused(_)));
         assert_eq!(variable("NCCL_ALGO", "Ring"), Variable::Compared);
         assert_eq!(variable("NCCL_DEBUG", "INFO"), Variable::Ignored);
+        for name in ["NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"] {
+            assert_eq!(variable(name, "eth0"), Variable::Hardware, "hosts differ in {name}");
+        }
         assert_eq!(variable("PATH", "/bin"), Variable::Ignored);
     }
 

@@ -48,7 +48,9 @@ enum End {
 #[derive(Debug)]
 struct Open {
     said: Arc<Vec<Option<Post>>>,
+    posted: Vec<bool>,
     missing: u32,
+    /// Nothing is added to what was said any more: all who gather it get the same first failure.
     failed: bool,
     /// Who posted first: it is named when this attempt ends an earlier one.
     first: u32,
@@ -114,16 +116,18 @@ impl Board {
         let (participants, failing) = (self.participants, matches!(post, Post::Failed(_)));
         let open = self.open.get_mut(key).ok_or_else(|| unexpected(key))?;
         open.used = self.uses;
-        let place = Arc::make_mut(&mut open.said).get_mut(participant as usize);
-        let place = place.ok_or_else(|| out_of_range(participant, participants))?;
-        if place.is_some() {
+        let posted = open.posted.get_mut(participant as usize);
+        let posted = posted.ok_or_else(|| out_of_range(participant, participants))?;
+        if core::mem::replace(posted, true) {
             return Err(CliqueError::Config {
                 what: format!("{key}, participant {participant}"),
                 expected: "one post".to_owned(),
                 seen: "a second one".to_owned(),
             });
         }
-        *place = Some(post);
+        if !open.failed {
+            Arc::make_mut(&mut open.said)[participant as usize] = Some(post);
+        }
         open.missing -= 1;
         open.failed |= failing;
         Ok(ended || open.missing == 0 || failing)
@@ -164,6 +168,16 @@ impl Board {
         Ok(Some(said))
     }
 
+    /// What was said in a round that has ended, complete or with a failure; `None` while it has not. No gather.
+    pub(crate) fn look(&mut self, key: &Key) -> Result<Option<Arc<Vec<Option<Post>>>>, CliqueError> {
+        let Some(open) = self.open.get_mut(key) else {
+            return self.check_not_over(key).map(|()| None);
+        };
+        self.uses += 1;
+        open.used = self.uses;
+        Ok((open.missing == 0 || open.failed).then(|| open.said.clone()))
+    }
+
     /// How many rounds are open.
     pub(crate) fn open_rounds(&self) -> usize {
         self.open.len()
@@ -201,6 +215,7 @@ impl Board {
         let count = self.participants as usize;
         let open = Open {
             said: Arc::new(vec![None; count]),
+            posted: vec![false; count],
             missing: self.participants,
             failed: false,
             first: participant,
@@ -325,10 +340,29 @@ mod tests {
         assert!(board.post(1, &key(0, "a"), Post::Failed(vec![9])).unwrap());
         let said = board.gather(0, &key(0, "a"), false).unwrap().unwrap();
         assert_eq!(*said, [Some(ok(0)), Some(Post::Failed(vec![9])), None]);
-        board.post(2, &key(0, "a"), ok(2)).unwrap();
-        assert!(board.gather(1, &key(0, "a"), false).unwrap().unwrap().iter().all(Option::is_some));
-        assert!(board.gather(2, &key(0, "a"), false).unwrap().is_some());
+        // A later failure, even of a lower participant, changes nothing: all get the first.
+        board.post(2, &key(0, "a"), Post::Failed(vec![8])).unwrap();
+        for participant in [1, 2] {
+            assert_eq!(board.look(&key(0, "a")).unwrap().as_ref(), Some(&said));
+            assert_eq!(board.gather(participant, &key(0, "a"), false).unwrap(), Some(said.clone()));
+        }
         assert_eq!(board.open_rounds(), 0);
+    }
+
+    #[test]
+    fn a_look_waits_for_nothing_and_counts_for_nothing() {
+        let mut board = Board::new(2);
+        assert_eq!(board.look(&key(0, "a")).unwrap(), None, "nobody has posted");
+        board.post(0, &key(0, "a"), ok(0)).unwrap();
+        assert_eq!(board.look(&key(0, "a")).unwrap(), None);
+        board.post(1, &key(0, "a"), ok(1)).unwrap();
+        for _ in 0..3 {
+            assert_eq!(*board.look(&key(0, "a")).unwrap().unwrap(), [Some(ok(0)), Some(ok(1))]);
+        }
+        for participant in 0..2 {
+            board.gather(participant, &key(0, "a"), false).unwrap().unwrap();
+        }
+        assert!(board.look(&key(0, "a")).unwrap_err().to_string().contains("gathered it already"));
     }
 
     #[test]

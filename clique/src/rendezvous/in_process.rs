@@ -133,6 +133,11 @@ impl Rendezvous for InProcess {
         drop(state);
         Ok(Gathered(Arc::unwrap_or_clone(said?)))
     }
+
+    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+        let said = self.shared.lock().board.look(&Key::from(round))?;
+        Ok(said.map(|said| Gathered(Arc::unwrap_or_clone(said))))
+    }
 }
 
 impl Drop for InProcess {

@@ -87,9 +87,20 @@ pub trait Rendezvous: Debug + Send + Sync {
     /// Returns what was said in a round: as soon as everybody has said something, as soon as somebody has said
     /// [`Post::Failed`], or when the time is over, then with gaps.
     ///
+    /// Of several failures the first decides: it alone is in the answer, the same one for everybody who gathers. First is
+    /// what came first to where the messages meet, the hub, the store or the folder; no clock has a say in it.
+    ///
     /// # Errors
     /// Whatever keeps messages from being carried. That somebody is missing is no error here: the caller sees the gaps.
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError>;
+
+    /// What a gather would return at once if it ended without its time being over: `None` while somebody is missing and
+    /// nobody has failed. A clique in use asks this at each heartbeat, so where messages travel an answer of `None` has a
+    /// few bytes, however many participants there are. It does not count as a gather.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError>;
 
     /// What is known of another participant, for messages: its process and host, whether it has come or gone. `None` if
     /// nothing is known. Waits for nobody.
@@ -117,6 +128,11 @@ fn check_message(round: &Round, post: &Post) -> Result<(), CliqueError> {
         return Err(too_long(what, MAX_MESSAGE_BYTES, bytes.len()));
     }
     Ok(())
+}
+
+/// Everybody has said something, or somebody has failed.
+fn has_ended(said: &[Option<Post>]) -> bool {
+    said.iter().all(Option::is_some) || said.iter().any(|said| matches!(said, Some(Post::Failed(_))))
 }
 
 /// The moment at which a limit is over; one that no clock can hold is a year.

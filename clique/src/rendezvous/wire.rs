@@ -14,6 +14,7 @@ use core::time::Duration;
 use crate::CliqueError;
 use crate::rendezvous::board::Key;
 use crate::rendezvous::{MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_PARTICIPANTS, Post};
+use crate::text::printable;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pwrv");
 const VERSION: u16 = 1;
@@ -63,6 +64,12 @@ pub(crate) enum Frame {
         key: Key,
         within: Duration,
     },
+    /// Asks whether a round has ended.
+    Look {
+        key: Key,
+    },
+    /// It has not. Short, since thousands ask again and again.
+    NotYet,
     /// What was said, or where those are who have said nothing.
     Gathered(Vec<Result<Post, String>>),
     Goodbye,
@@ -123,6 +130,8 @@ impl Frame {
             Frame::Post { .. } => "a post",
             Frame::Posted => "the receipt of a post",
             Frame::Gather { .. } => "a gather",
+            Frame::Look { .. } => "a look",
+            Frame::NotYet => "that a round has not ended",
             Frame::Gathered(_) => "the answer to a gather",
             Frame::Goodbye => "a goodbye",
             Frame::Run { .. } => "the answer to a hello",
@@ -173,6 +182,12 @@ impl Frame {
                 }
                 w.finish()
             }
+            Frame::Look { key } => {
+                let mut w = Writer::new(10);
+                w.key(key);
+                w.finish()
+            }
+            Frame::NotYet => Writer::new(11).finish(),
         }
     }
 
@@ -191,13 +206,13 @@ impl Frame {
                 participant: r.u32()?,
                 participants: r.u32()?,
                 instance: r.take()?,
-                name: r.text("name", MAX_TEXT_BYTES)?,
+                name: r.shown("name")?,
             }),
             2 => Frame::Welcome,
             3 => Frame::Refused {
-                what: r.text("refusal", MAX_TEXT_BYTES)?,
-                expected: r.text("refusal", MAX_TEXT_BYTES)?,
-                seen: r.text("refusal", MAX_TEXT_BYTES)?,
+                what: r.shown("refusal")?,
+                expected: r.shown("refusal")?,
+                seen: r.shown("refusal")?,
             },
             4 => Frame::Post { key: r.key()?, post: r.post()? },
             5 => Frame::Posted,
@@ -215,7 +230,7 @@ impl Frame {
                 for _ in 0..count {
                     said.push(if r.peek() == Some(0) {
                         r.u8()?;
-                        Err(r.text("whereabouts", MAX_TEXT_BYTES)?)
+                        Err(r.shown("whereabouts")?)
                     } else {
                         Ok(r.post()?)
                     });
@@ -226,16 +241,14 @@ impl Frame {
             9 => Frame::Run {
                 to: r.take()?,
                 run: match r.u8()? {
-                    0 => Err([
-                        r.text("refusal", MAX_TEXT_BYTES)?,
-                        r.text("refusal", MAX_TEXT_BYTES)?,
-                        r.text("refusal", MAX_TEXT_BYTES)?,
-                    ]),
+                    0 => Err([r.shown("refusal")?, r.shown("refusal")?, r.shown("refusal")?]),
                     1 => Ok(r.take()?),
                     other => return Err(Wrong::new("answer", "0 or 1", other)),
                 },
             },
-            other => return Err(Wrong::new("kind of frame", "1 to 9", other)),
+            10 => Frame::Look { key: r.key()? },
+            11 => Frame::NotYet,
+            other => return Err(Wrong::new("kind of frame", "1 to 11", other)),
         };
         if r.at != bytes.len() {
             return Err(Wrong::new("length", format!("{} bytes", r.at), format!("{} bytes", bytes.len())));
@@ -377,6 +390,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A text that is only shown to people, and so that it can be.
+    fn shown(&mut self, what: &'static str) -> Result<String, Wrong> {
+        self.text(what, MAX_TEXT_BYTES).map(|text| printable(&text))
+    }
+
     fn key(&mut self) -> Result<Key, Wrong> {
         Ok(Key {
             clique: self.text("clique's name", MAX_NAME_BYTES)?,
@@ -419,7 +437,9 @@ mod tests {
             Frame::Refused { what, expected, seen },
             Frame::Post { key: key.clone(), post: Post::Ok(vec![1, 2, 3]) },
             Frame::Posted,
-            Frame::Gather { key, within: Duration::from_millis(1500) },
+            Frame::Gather { key: key.clone(), within: Duration::from_millis(1500) },
+            Frame::Look { key },
+            Frame::NotYet,
             Frame::Gathered(vec![Ok(Post::Failed(vec![4])), Err("has not come".to_owned())]),
             Frame::Goodbye,
             Frame::Run { to: [1; 16], run: Ok([2; 16]) },
@@ -464,10 +484,19 @@ mod tests {
         assert!(change(60, 0xff).contains("UTF-8"), "{}", change(60, 0xff));
     }
 
+    #[test]
+    fn a_name_cannot_write_over_what_is_around_it() {
+        let name = "process 5 on host\n\x1b[2Jall is well";
+        let Frame::Hello(hello) = frames().remove(0) else { unreachable!() };
+        let sent = Frame::Hello(Hello { name: name.to_owned(), ..hello }).encode();
+        let Ok(Frame::Hello(hello)) = Frame::decode(&sent, 1000) else { panic!("it is a hello") };
+        assert_eq!(hello.name, "process 5 on host\\n\\u{1b}[2Jall is well");
+    }
+
     proptest! {
         #[test]
         fn no_bytes_make_it_panic_or_pass_unchecked(
-            which in 0usize..10,
+            which in 0usize..12,
             changes in proptest::collection::vec((4usize..200, any::<u8>()), 1..6),
         ) {
             let mut bytes = frames()[which].encode();
@@ -476,7 +505,12 @@ mod tests {
                 bytes[at % len] = byte;
             }
             if let Ok(frame) = Frame::decode(&bytes, 1000) {
-                prop_assert_eq!(frame.encode(), bytes);
+                let again = frame.encode();
+                if again != bytes {
+                    // A text with what does not print has come longer than it was sent.
+                    prop_assert!(again.len() > bytes.len());
+                    prop_assert_eq!(Frame::decode(&again, 1000), Ok(frame));
+                }
             }
         }
     }

@@ -272,6 +272,7 @@ impl Backend for Software {
     fn variable(&self, name: &str, value: &str) -> Variable {
         match (name, value) {
             ("PORTWAY_SOFTWARE_BLOCKING", "1") => Variable::Refused("not 1: calls would block"),
+            ("PORTWAY_SOFTWARE_INTERFACE", _) => Variable::Hardware,
             _ if name.starts_with("PORTWAY_SOFTWARE_") => Variable::Compared,
             _ => Variable::Ignored,
         }

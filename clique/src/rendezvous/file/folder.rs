@@ -14,6 +14,9 @@ use crate::CliqueError;
 use crate::rendezvous::identity::system;
 use crate::rendezvous::wire::{Instance, Wrong};
 
+/// Tells the unfinished files of this process apart.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
 fn at(what: &str, path: &Path, error: io::Error) -> CliqueError {
     system(format!("{what} {}", path.display()), error)
 }
@@ -104,7 +107,6 @@ impl Folder {
 
     /// Writes a file so that others see all of it or nothing. One that is there is replaced.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CliqueError> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let (path, part) = (self.file(name), self.file(&format!(".{name}.{}.{count}", std::process::id())));
         let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
@@ -114,6 +116,18 @@ impl Folder {
             let _ = fs::remove_file(&part);
             at("writing", &path, error)
         })
+    }
+
+    /// Writes a file unless there is one: of several who do at once, each by a name of its own, one does. Where the file
+    /// system has no hard links nobody does.
+    pub(super) fn write_first(&self, name: &str, own: &str, bytes: &[u8]) -> Result<(), CliqueError> {
+        self.write(own, bytes)?;
+        let linked = fs::hard_link(self.file(own), self.file(name));
+        self.remove(own);
+        match linked {
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(at("writing", &self.file(name), error)),
+            _ => Ok(()),
+        }
     }
 
     /// The names in it; none if the folder is gone.

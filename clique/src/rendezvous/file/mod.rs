@@ -6,7 +6,8 @@
 //!     hello.<p>, welcome.<p>          how a process learns which run it is part of
 //!     run-<number>/                   what only this run uses
 //!         joined.<p>, left.<p>
-//!         <clique>-<attempt>-<phase>/ a round: post.<p>, and seen.<p> once p has gathered it
+//!         <clique>-<attempt>-<phase>/ a round: post.<p>, failed for the first failure, and seen.<p> once p has
+//!                                     gathered it
 //! ```
 //!
 //! Files of an earlier run cannot be mistaken for this one's: the run has a random number, participant 0 tells it only
@@ -21,9 +22,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::CliqueError;
-use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS};
+use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS, out_of_range};
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, MAX_REQUEST_BYTES, Wrong};
-use crate::rendezvous::{Gathered, Membership, Post, Rendezvous, Round, check_message, end_of};
+use crate::rendezvous::{Gathered, Membership, Post, Rendezvous, Round, check_message, end_of, has_ended};
 
 use folder::{Folder, Lock};
 pub use join::SharedFileConfig;
@@ -31,6 +32,9 @@ use memory::Memory;
 
 /// The first and the longest pause between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(10));
+/// The file of a round's first failure: who it is of, and its post.
+const FAILED: &str = "failed";
+const PARTICIPANT_BYTES: usize = 4;
 /// How long dropping participant 0 waits for the others to have left before it removes the run's files.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -75,6 +79,22 @@ fn round_name(key: &Key) -> String {
 fn attempt_of(name: &str, clique: &str) -> Option<u64> {
     let rest = name.strip_prefix(clique)?.strip_prefix('-')?;
     u64::from_str_radix(rest.get(..16)?, 16).ok()
+}
+
+/// The post of a participant, as some file of a round has it.
+fn decode_post(
+    key: &Key,
+    bytes: &[u8],
+    participant: u32,
+    round: &Folder,
+    file: &str,
+) -> Result<Post, CliqueError> {
+    let peer = || format!("participant {participant}, in {}", round.file(file).display());
+    match Frame::decode(bytes, MAX_REQUEST_BYTES).map_err(|wrong| wrong.from(&peer()))? {
+        Frame::Post { key: of, post } if of == *key => Ok(post),
+        Frame::Post { key: of, .. } => Err(Wrong::new("round", key, of).from(&peer())),
+        other => Err(Wrong::new("frame", "a post", other.kind()).from(&peer())),
+    }
 }
 
 /// The participant whose file of a kind this is.
@@ -124,27 +144,62 @@ impl SharedFile {
         for name in round.names()? {
             let Some(participant) = participant_of(&name, "post") else { continue };
             let Some(place @ None) = said.get_mut(participant as usize) else { continue };
-            let most = HEADER_BYTES + MAX_REQUEST_BYTES;
-            let Some(bytes) = round.read(&name, most)? else { continue };
-            let peer = || format!("participant {participant}, in {}", round.file(&name).display());
-            match Frame::decode(&bytes, MAX_REQUEST_BYTES).map_err(|wrong| wrong.from(&peer()))? {
-                Frame::Post { key: of, post } if of == *key => *place = Some(post),
-                Frame::Post { key: of, .. } => return Err(Wrong::new("round", key, of).from(&peer())),
-                _ => return Err(Wrong::new("frame", "a post", "another kind").from(&peer())),
+            let Some(bytes) = round.read(&name, HEADER_BYTES + MAX_REQUEST_BYTES)? else { continue };
+            *place = Some(decode_post(key, &bytes, participant, round, &name)?);
+        }
+        self.keep_the_first_failure(key, round, said)
+    }
+
+    /// Of several failures one stays, the same for everybody: that of the file `failed`, which is made once, and before
+    /// the post that it repeats. Where a file system cannot make it, that of the lowest participant.
+    fn keep_the_first_failure(
+        &self,
+        key: &Key,
+        round: &Folder,
+        said: &mut [Option<Post>],
+    ) -> Result<(), CliqueError> {
+        let first = match round.read(FAILED, PARTICIPANT_BYTES + HEADER_BYTES + MAX_REQUEST_BYTES)? {
+            Some(bytes) => {
+                let (who, bytes) = bytes.split_at_checked(PARTICIPANT_BYTES).unwrap_or_default();
+                let who = who.try_into().map_or(u32::MAX, u32::from_le_bytes);
+                let post = decode_post(key, bytes, who, round, FAILED)?;
+                let place = said.get_mut(who as usize);
+                *place.ok_or_else(|| out_of_range(who, self.member.participants))? = Some(post);
+                Some(who as usize)
+            }
+            None => said.iter().position(|said| matches!(said, Some(Post::Failed(_)))),
+        };
+        for (participant, place) in said.iter_mut().enumerate() {
+            if Some(participant) != first && matches!(place, Some(Post::Failed(_))) {
+                *place = None;
             }
         }
         Ok(())
     }
 
+    /// What was said in a round by now, and the round's folder if it has ended.
+    fn look_into(&self, key: &Key, said: &mut [Option<Post>]) -> Result<Option<Folder>, CliqueError> {
+        // Only a post makes the folder.
+        let Some(folder) = Folder::existing(self.run.file(&round_name(key)), self.run.owner())? else {
+            return Ok(None);
+        };
+        self.read_posts(key, &folder, said)?;
+        Ok(has_ended(said).then_some(folder))
+    }
+
     /// This participant needs the round no more. Whoever sees that nobody does removes it.
-    fn seen(&self, round: &Folder, name: &str, complete: bool) -> Result<(), CliqueError> {
+    fn seen(&self, round: &Folder, name: &str) -> Result<(), CliqueError> {
         match round.write(&format!("seen.{}", self.member.participant), &[]) {
             // Somebody else may have found, a moment ago, that it was two attempts old.
             Err(_) if !round.path().is_dir() => return Ok(()),
             other => other?,
         }
-        let seen = round.names()?.iter().filter(|name| participant_of(name, "seen").is_some()).count();
-        if complete && seen >= self.member.participants as usize {
+        let names = round.names()?;
+        let all = |kind: &str| {
+            let count = names.iter().filter(|name| participant_of(name, kind).is_some()).count();
+            count >= self.member.participants as usize
+        };
+        if all("seen") && all("post") {
             self.run.remove(name);
         }
         Ok(())
@@ -224,14 +279,20 @@ impl Rendezvous for SharedFile {
             }
             !is_old && !old.starts_with("joined.") && !old.starts_with("left.")
         });
-        if self.member.participant == 0 && rounds.len() > MAX_OPEN_ROUNDS {
+        // Whoever posts, since participant 0 may have no part in what is going on. It does not matter who comes first.
+        if rounds.len() > MAX_OPEN_ROUNDS {
             if let Some(oldest) = rounds.iter().min_by_key(|name| self.run.changed(name)) {
                 self.run.remove(oldest);
             }
         }
         let folder = Folder::open(self.run.file(&name), self.run.owner())?;
+        let (own, failing) = (self.member.participant, matches!(post, Post::Failed(_)));
         let bytes = Frame::Post { key, post }.encode();
-        folder.write(&format!("post.{}", self.member.participant), &bytes)
+        if failing {
+            let first = [own.to_le_bytes().as_slice(), &bytes].concat();
+            folder.write_first(FAILED, &format!("{FAILED}.{own}"), &first)?;
+        }
+        folder.write(&format!("post.{own}"), &bytes)
     }
 
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
@@ -245,15 +306,10 @@ impl Rendezvous for SharedFile {
             let over = Instant::now() >= end;
             // Looked at first: what is complete by then counts, even if somebody has gone on to the next attempt since.
             let still = self.check_run().and_then(|()| self.check_attempt(&key));
-            // Only a post makes the folder.
-            if let Some(folder) = Folder::existing(self.run.file(&name), self.run.owner())? {
-                self.read_posts(&key, &folder, &mut said)?;
-                let complete = said.iter().all(Option::is_some);
-                if complete || said.iter().any(|said| matches!(said, Some(Post::Failed(_)))) {
-                    self.memory().gathered(self.member.participant, &key)?;
-                    self.seen(&folder, &name, complete)?;
-                    return Ok(Gathered(said));
-                }
+            if let Some(folder) = self.look_into(&key, &mut said)? {
+                self.memory().gathered(self.member.participant, &key)?;
+                self.seen(&folder, &name)?;
+                return Ok(Gathered(said));
             }
             still?;
             if over {
@@ -261,6 +317,16 @@ impl Rendezvous for SharedFile {
             }
             pause.wait(end);
         }
+    }
+
+    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+        let key = Key::from(round);
+        let mut said = vec![None; self.member.participants as usize];
+        let still = self.check_run().and_then(|()| self.check_attempt(&key));
+        if self.look_into(&key, &mut said)?.is_some() {
+            return Ok(Some(Gathered(said)));
+        }
+        still.map(|()| None)
     }
 
     fn whereabouts(&self, participant: u32) -> Option<String> {

@@ -20,12 +20,16 @@ use crate::CliqueError;
 use crate::rendezvous::board::Key;
 use crate::rendezvous::identity::{Membership, fresh_instance, own_name, system};
 use crate::rendezvous::wire::{Frame, Hello, MAX_ANSWER_BYTES, MAX_HELLO_BYTES, Wrong};
-use crate::rendezvous::{Gathered, Post, Rendezvous, Round, check_message, end_of};
+use crate::rendezvous::{Gathered, Post, Rendezvous, Round, check_message, end_of, has_ended};
 
 use server::Server;
 
-/// How much later than its limit a gather may learn what has come until then.
-const ANSWER_MARGIN: Duration = Duration::from_millis(70);
+/// How much later than its limit a gather may learn what has come until then; whoever waits for it is more patient.
+const ANSWER_MARGIN: Duration = Duration::from_millis(25);
+/// How long a gather that is to end at once may take.
+const AT_ONCE: Duration = Duration::from_millis(50);
+/// How long a look waits for its answer.
+const LOOK_WITHIN: Duration = Duration::from_secs(1);
 /// How long before its limit a gather asks, at most, what has come until then.
 const EARLY: Duration = Duration::from_millis(200);
 /// How long to wait before the next try to connect to a store that is not there yet.
@@ -223,7 +227,12 @@ impl Tcp {
     /// What the store says of a round after a while, or at once if it is complete or has failed.
     fn gather_once(&self, key: &Key, within: Duration, end: Instant) -> Result<Gathered, CliqueError> {
         let frame = Frame::Gather { key: key.clone(), within };
-        let said = match self.request(&frame, end + ANSWER_MARGIN, &format!("gather of {key}"))? {
+        let answer = self.request(&frame, end + ANSWER_MARGIN, &format!("gather of {key}"))?;
+        self.gathered(answer)
+    }
+
+    fn gathered(&self, answer: Frame) -> Result<Gathered, CliqueError> {
+        let said = match answer {
             Frame::Gathered(said) if said.len() == self.member.participants as usize => said,
             other => return Err(self.unexpected("what everybody said", &other)),
         };
@@ -282,17 +291,24 @@ impl Rendezvous for Tcp {
     /// machine, is told from one that does not answer.
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
         let key = Key::from(round);
-        let end = end_of(within);
+        // No time is a question of its own, which takes the time of an answer.
+        let end = if within.is_zero() { Instant::now() + AT_ONCE } else { end_of(within) };
         let first = self.gather_once(&key, within - EARLY.min(within / 4), end)?;
-        let is_last = within.is_zero()
-            || first.0.iter().all(Option::is_some)
-            || first.0.iter().any(|said| matches!(said, Some(Post::Failed(_))));
-        if is_last {
+        if within.is_zero() || has_ended(&first.0) {
             return Ok(first);
         }
         match self.gather_once(&key, end.saturating_duration_since(Instant::now()), end) {
             Err(CliqueError::Timeout { .. }) => Ok(first),
             other => other,
+        }
+    }
+
+    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+        let key = Key::from(round);
+        let doing = format!("look at {key}");
+        match self.request(&Frame::Look { key }, Instant::now() + LOOK_WITHIN, &doing)? {
+            Frame::NotYet => Ok(None),
+            answer => self.gathered(answer).map(Some),
         }
     }
 

@@ -230,12 +230,21 @@ impl Store {
                 }
                 self.answer_gather(id, within.is_zero());
             }
+            (Some(_), Frame::Look { key }) => match self.board.look(&key) {
+                Ok(None) => self.send(id, Arc::new(Frame::NotYet.encode())),
+                Ok(Some(said)) => {
+                    let bytes = self.encode(said);
+                    self.send(id, bytes);
+                }
+                Err(error) => self.refuse(id, error),
+            },
             (Some(participant), Frame::Goodbye) => {
                 self.seats.goodbye(participant);
                 self.drop_connection(id);
             }
             (participant, frame) => {
-                let expected = if participant.is_some() { "post, gather or goodbye" } else { "greeting" };
+                let expected =
+                    if participant.is_some() { "post, gather, look or goodbye" } else { "greeting" };
                 self.turn_away(id, Wrong::new("frame", expected, frame.kind()), true);
             }
         }
