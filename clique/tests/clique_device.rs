@@ -201,7 +201,8 @@ fn abort_under_traffic(machine: &Machine, attempt: u64, after: Duration) {
     let aborter = std::thread::spawn(move || {
         std::thread::sleep(after);
         let start = Instant::now();
-        (clique.abort().count(), start.elapsed())
+        let quarantine = clique.abort();
+        (start.elapsed(), quarantine.count(), quarantine)
     });
     let operations = each(members, |mut member: Member| {
         let mut buffers = member.buffers(1 << 20);
@@ -220,10 +221,13 @@ fn abort_under_traffic(machine: &Machine, attempt: u64, after: Duration) {
             assert!(start.elapsed() < PATIENT, "the abort was not noticed");
         }
     });
-    let (left, took) = aborter.join().unwrap();
-    println!("recorded: abort {after:?} into traffic, after {operations:?} operations: {took:?}");
-    assert_eq!(left, 0, "in quarantine after {took:?}");
+    let (took, left, quarantine) = aborter.join().unwrap();
+    println!(
+        "recorded: abort {after:?} into traffic, after {operations:?} operations: {took:?}, {left} in quarantine"
+    );
     assert!(took < Duration::from_millis(1200), "{took:?}");
+    // The library takes most of a second for an abort by itself; what takes longer comes back.
+    wait_until("what was aborted to come back", PATIENT, || quarantine.count(), |count| *count == 0);
 }
 
 #[test]

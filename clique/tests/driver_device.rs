@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device_support::child::{Child, told};
-use device_support::gpu::{Collectives, Gpu, Graph, Lane, Places};
+use device_support::gpu::{Collectives, Gpu, Graph, Lane};
 use device_support::{
     LATE, Machine, Outcome, PATIENT, Participant, bring_up, builder, close, each, failure, participants, up,
     wait_until, works_afterwards,
@@ -166,14 +166,12 @@ fn capture(machine: &Machine, members: Vec<Member>) -> Vec<Captured> {
     let nccl = Collectives::load();
     each(members, move |mut member: Member| {
         let lane = Gpu::open(&driver, member.device()).lane(1 << 16);
-        let Places { send, recv, count, stream } = lane.places();
+        let places = lane.places();
         let mut status = None;
         let graph = lane.capture(|| {
             let nccl = nccl.clone();
-            let call = move |comm, _| {
-                // SAFETY: the communicator is ready; the memory and the stream outlive the graph.
-                unsafe { nccl.all_reduce(comm, send, recv, count, stream) }
-            };
+            // SAFETY: the communicator is ready; the memory and the stream outlive the graph.
+            let call = move |comm, _| unsafe { nccl.all_reduce(comm, &places) };
             status = Some(member.with_raw(call));
         });
         let status = status.unwrap().unwrap();

@@ -183,8 +183,10 @@ fn a_process_that_dies_in_use_is_survived() {
     let error = result.unwrap_err();
     println!("recorded: {error} after {:?}", start.elapsed());
     let start = Instant::now();
-    assert_eq!(clique.abort().count(), 0);
-    println!("recorded: abort with the peer dead: {:?}", start.elapsed());
+    let quarantine = clique.abort();
+    let (took, left) = (start.elapsed(), quarantine.count());
+    println!("recorded: abort with the peer dead: {took:?}, {left} in quarantine");
+    assert!(took < Duration::from_millis(1200), "{took:?}");
     drop((member, clique));
     machine.wait_until_nothing_lives();
     works_afterwards(&machine, 2, 1);

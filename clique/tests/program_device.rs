@@ -102,9 +102,8 @@ fn with_the_barrier(machine: &Machine, lanes: Vec<Lane>, run: u64, seed: u64) ->
         let (rank, size) = (member.rank(), member.size());
         let result = rounds(stage, lane, rank, size, |places| {
             let nccl = nccl.clone();
-            let Places { send, recv, count, stream } = places;
             // SAFETY: the communicator is ready; the memory and the stream are kept until the process ends.
-            let call = move |comm, _| unsafe { nccl.all_reduce(comm, send, recv, count, stream) };
+            let call = move |comm, _| unsafe { nccl.all_reduce(comm, &places) };
             match member.with_raw(call) {
                 Ok(0 | 7) => Ok(()),
                 other => Err(format!("rank {rank}: the collective: {other:?}")),
@@ -166,9 +165,9 @@ fn without_the_barrier(
         };
         assert!(!status.is_error(), "rank {rank}: {status}");
         settled("its initialisation");
-        let result = rounds(stage, &mut lane, rank, gpus, |Places { send, recv, count, stream }| {
+        let result = rounds(stage, &mut lane, rank, gpus, |places| {
             // SAFETY: the communicator is up; the memory and the stream are kept until the process ends.
-            let status = unsafe { nccl.all_reduce(library.handle(comm), send, recv, count, stream) };
+            let status = unsafe { nccl.all_reduce(library.handle(comm), &places) };
             assert!([0, 7].contains(&status), "rank {rank}: the collective: status {status}");
             settled("its collective");
             Ok(())

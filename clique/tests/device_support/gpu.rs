@@ -74,20 +74,15 @@ const F32: c_int = 7;
 const SUM: c_int = 0;
 
 impl Collectives {
-    /// A sum of `count` floats, put into a stream; the library's status.
+    /// A sum of floats, put into a stream while its device is current; the library's status.
     ///
     /// # Safety
-    /// - The communicator is alive, and not in progress.
-    /// - The memory holds as much, and outlives the work, and so does the stream.
-    pub unsafe fn all_reduce(
-        &self,
-        comm: RawComm,
-        send: u64,
-        recv: u64,
-        count: usize,
-        stream: usize,
-    ) -> c_int {
-        let (comm, stream) = (comm.0 as Handle, stream as Handle);
+    /// - The communicator is alive, of the device of the places, and not in progress.
+    /// - The memory and the stream of the places outlive the work.
+    pub unsafe fn all_reduce(&self, comm: RawComm, places: &Places) -> c_int {
+        let Places { context, send, recv, count, stream } = places;
+        let _current = context.current().unwrap();
+        let (comm, stream, send, recv, count) = (comm.0 as Handle, *stream as Handle, *send, *recv, *count);
         let (send, recv) = (send as *const c_void, recv as *mut c_void);
         // SAFETY: the caller's.
         unsafe { (self.ncclAllReduce)(send, recv, count, F32, SUM, comm, stream) }
@@ -99,7 +94,7 @@ typedef unsigned long long u64;
 
 __device__ u64 now_ns() {
     u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
 }
 
@@ -279,19 +274,21 @@ pub struct Lane {
     seen: Vec<f32>,
 }
 
-/// Where an all-reduce of a lane reads, writes, how much, and its stream: plain numbers, for another thread.
-#[derive(Clone, Copy)]
+/// Where an all-reduce of a lane reads, writes, how much, and its stream, for another thread.
+#[derive(Clone)]
 pub struct Places {
-    pub send: u64,
-    pub recv: u64,
-    pub count: usize,
-    pub stream: usize,
+    context: Context,
+    send: u64,
+    recv: u64,
+    count: usize,
+    stream: usize,
 }
 
 impl Lane {
     pub fn places(&self) -> Places {
         let (send, recv) = (self.send.address(), self.recv.address());
-        Places { send, recv, count: self.count, stream: self.stream.raw() as usize }
+        let context = self.gpu.context.clone();
+        Places { context, send, recv, count: self.count, stream: self.stream.raw() as usize }
     }
 
     /// Puts a kernel into the stream that fills what is to be sent.
