@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use device_support::twisted::{Instead, with_a_twisted_one};
 use device_support::{
     LATE, Machine, PATIENT, Participant, all_work, alone, bring_up, builder, close, each, errors, failure,
-    participants, up, wait_until, works_afterwards,
+    participants, sizes, up, wait_until, works_afterwards,
 };
 use portway_clique::backend::{DataType, RawComm, ReduceOp};
 use portway_clique::rendezvous::Hub;
@@ -104,11 +104,6 @@ fn threads_of_4() {
 #[test]
 fn threads_of_8() {
     a_thread_for_each_gpu(8);
-}
-
-/// The sizes for which a machine has a GPU for every rank but one.
-fn sizes(machine: &Machine) -> Vec<u32> {
-    [2, 4, 8].into_iter().filter(|size| size - 1 <= machine.gpus).collect()
 }
 
 /// A rank that does not come is named, in time, by all others.

@@ -19,7 +19,7 @@ use portway_clique::rendezvous::Hub;
 use portway_clique::{Clique, CliqueError, FirstUse, Member, Quarantine};
 
 /// How long a child process may take.
-const CHILD: Duration = Duration::from_secs(150);
+const CHILD: Duration = Duration::from_secs(110);
 /// How long an abort may take, with some time for the processor.
 const ABORT: Duration = Duration::from_millis(1200);
 

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use device_support::child::{Child, pause, told};
 use device_support::twisted::{Instead, Twisted};
 use device_support::{
-    Machine, PATIENT, Participant, all_work, bring_up, builder, errors, failure, wait_until, works_afterwards,
+    Machine, PATIENT, Participant, all_work, bring_up, builder, errors, failure, sizes, wait_until,
+    works_afterwards,
 };
 use portway_clique::CliqueError;
 use portway_clique::backend::{Backend, DataType, ReduceOp};
@@ -35,8 +36,10 @@ fn child_process() {
     let builder =
         (0..ranks).fold(builder("device", size, 0), |builder, at| builder.local(first + at, device + at));
     let nccl = Nccl::load().unwrap();
-    if what == "stays" {
-        let twisted = Twisted::new(nccl, Instead::Stay(PATIENT));
+    if what == "stays" || what == "fails" {
+        let stays = Instead::Stay(PATIENT);
+        let instead = if what == "stays" { stays } else { Instead::Fail(Duration::from_millis(300)) };
+        let twisted = Twisted::new(nccl, instead);
         let watched = twisted.clone();
         std::thread::spawn(move || {
             wait_until("its initialisation", PATIENT, || watched.begun(), |begun| *begun > 0);
@@ -138,29 +141,85 @@ fn the_same_gpu_in_two_processes_is_a_verdict() {
     child.succeed(PATIENT);
 }
 
+/// A job of processes of one rank each: this one is the first, the last does what it is told in place of its
+/// initialisation, and needs no GPU of its own for that.
+struct Job {
+    first: Participant,
+    others: Vec<Child>,
+    last: Child,
+}
+
+fn job(machine: &Machine, size: u32, last: &str) -> Job {
+    let place = join(0, size, "127.0.0.1:0");
+    let start = |what: &str, rank: u32, device: u32| {
+        Child::start(&format!("{what} {} {rank} {size} {rank} 1 {device} {size}", place.address()), &[])
+    };
+    let others = (1..size - 1).map(|rank| start("works", rank, rank)).collect();
+    let last = start(last, size - 1, 0);
+    let first =
+        Participant { builder: builder("device", size, 0).local(0, 0), backend: machine.backend(), place };
+    Job { first, others, last }
+}
+
+/// Every other process has heard of it, with the rank.
+fn all_have_heard(others: Vec<Child>, rank: u32) {
+    for mut other in others {
+        let error = other.wait_for("error:", Duration::from_secs(20));
+        assert!(error.contains(&rank.to_string()), "the last rank is {rank}: {error}");
+        other.succeed(PATIENT);
+    }
+}
+
 /// The process that the library waits for is killed: the others end, name its rank, and get rid of what was begun.
 #[test]
 fn a_process_that_dies_in_the_initialisation_is_named() {
     let Some(machine) = Machine::with(1) else { return };
     works_afterwards(&machine, 1, 0);
-    let place = join(0, 2, "127.0.0.1:0");
-    let mut child = Child::start(&format!("stays {} 1 2 1 1 0 2", place.address()), &[]);
-    let within = Duration::from_secs(20);
-    let participant =
-        Participant { builder: builder("device", 2, 0).local(0, 0), backend: machine.backend(), place };
-    let waits = std::thread::spawn(move || bring_up(vec![participant], within));
-    child.wait_for("begun", PATIENT);
-    std::thread::sleep(Duration::from_millis(500)); // the library waits for it by now
-    child.kill();
-    let killed = Instant::now();
-    let outcomes = waits.join().unwrap();
-    println!("recorded: back {:?} after the other was killed, of {within:?}", killed.elapsed());
-    let error = errors(outcomes, within).remove(0);
-    println!("recorded: {error}");
-    let names_it = failure(&error).missing == [1] || error.to_string().contains("participant 1");
-    assert!(names_it, "{error}");
-    assert!(!child.finish(PATIENT).is_good);
-    machine.wait_until_nothing_lives();
+    for size in sizes(&machine) {
+        let Job { first, others, mut last } = job(&machine, size, "stays");
+        let within = Duration::from_secs(20);
+        let waits = std::thread::spawn(move || bring_up(vec![first], within));
+        last.wait_for("begun", PATIENT);
+        std::thread::sleep(Duration::from_millis(500)); // the library waits for it by now
+        last.kill();
+        let killed = Instant::now();
+        let outcomes = waits.join().unwrap();
+        println!("recorded: back {:?} after one of {size} was killed, of {within:?}", killed.elapsed());
+        let error = errors(outcomes, within).remove(0);
+        println!("recorded: {error}");
+        let last_rank = size - 1;
+        let participant = format!("participant {last_rank}");
+        let names_it =
+            failure(&error).missing.contains(&last_rank) || error.to_string().contains(&participant);
+        assert!(names_it, "{error}");
+        all_have_heard(others, last_rank);
+        assert!(!last.finish(PATIENT).is_good);
+        machine.wait_until_nothing_lives();
+    }
+    works_afterwards(&machine, 1, 2);
+}
+
+/// A process fails while the library of the others waits for it: all are told at once.
+#[test]
+fn a_process_that_fails_in_the_initialisation_is_named() {
+    let Some(machine) = Machine::with(1) else { return };
+    works_afterwards(&machine, 1, 0);
+    for size in sizes(&machine) {
+        let Job { first, others, mut last } = job(&machine, size, "fails");
+        let waits = std::thread::spawn(move || bring_up(vec![first], PATIENT));
+        last.wait_for("begun", PATIENT);
+        let begun = Instant::now();
+        let outcomes = waits.join().unwrap();
+        let took = begun.elapsed();
+        let error = errors(outcomes, PATIENT).remove(0);
+        println!("recorded: {took:?} after one of {size} began to fail: {error}");
+        assert_eq!(failure(&error).rank, Some(size - 1), "{error}");
+        assert!(took < Duration::from_secs(5), "{took:?} until the first knew of it");
+        all_have_heard(others, size - 1);
+        last.wait_for("ended:", PATIENT);
+        last.succeed(PATIENT);
+        machine.wait_until_nothing_lives();
+    }
     works_afterwards(&machine, 1, 2);
 }
 

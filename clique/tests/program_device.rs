@@ -32,7 +32,7 @@ const COUNT: usize = 1 << 20;
 /// How long a run may take; the control's count as stuck then.
 const RUN: Duration = Duration::from_secs(30);
 /// How long a process of so many runs may take.
-const CHILD: Duration = Duration::from_secs(150);
+const CHILD: Duration = Duration::from_secs(130);
 
 /// The other end of the tests below; without the variable it has nothing to do. Is told: the program, the number of
 /// GPUs, of runs, and a seed.

@@ -139,6 +139,11 @@ pub fn each<T: Send + 'static, R: Send + 'static>(
     each_within(PATIENT * 2, items, body)
 }
 
+/// The sizes for which a machine has a GPU for every rank but one.
+pub fn sizes(machine: &Machine) -> Vec<u32> {
+    [2, 4, 8].into_iter().filter(|size| size - 1 <= machine.gpus).collect()
+}
+
 /// What a clique failed of.
 pub fn failure(error: &CliqueError) -> &Failure {
     match error {
