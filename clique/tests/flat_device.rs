@@ -302,3 +302,24 @@ fn attempts_that_fail_are_flat() {
     assert!(ours.is_no_more_than(&bare), "{count} attempts: {ours:?}, of the library's own: {bare:?}");
     works_afterwards(&machine, 1, 10_000);
 }
+
+/// The control of the tests above: each thing that grows by more than the library's is noticed.
+#[test]
+fn what_grows_is_noticed() {
+    let bare = Grown { threads: 5, descriptors: 10, resident_kib: 100_000, ..Grown::default() };
+    assert!(bare.is_no_more_than(&bare));
+    let grown = |change: fn(&mut Grown)| {
+        let mut ours = bare.clone();
+        change(&mut ours);
+        ours
+    };
+    // A thread, a descriptor, 1 MiB and 1 MiB of the GPU for every fifth of 200 cliques.
+    for ours in [
+        grown(|ours| ours.threads += 40),
+        grown(|ours| ours.descriptors += 40),
+        grown(|ours| ours.resident_kib += 45 << 10),
+        grown(|ours| ours.used_mib_of_gpu += 40),
+    ] {
+        assert!(!ours.is_no_more_than(&bare), "{ours:?}");
+    }
+}

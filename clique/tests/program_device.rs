@@ -39,6 +39,11 @@ const CHILD: Duration = Duration::from_secs(130);
 #[test]
 fn child_process() {
     let Some(told) = told() else { return };
+    if told[0] == "hang" {
+        println!("hanging");
+        std::thread::sleep(CHILD);
+        return;
+    }
     let number = |index: usize| told[index].parse::<u64>().unwrap();
     let (gpus, runs, seed) = (number(1) as u32, number(2), number(3));
     let Some(machine) = Machine::with_kernels(gpus) else { return };
@@ -244,6 +249,23 @@ fn the_control_without_the_barrier() {
 #[test]
 fn the_control_on_one_gpu() {
     assert!(control(1, |_| 1, 3));
+}
+
+/// The control of the tests here: a thread that does not end is named with what it is at, and a process that does not
+/// end is killed.
+#[test]
+fn what_hangs_is_noticed() {
+    let limit = Duration::from_millis(200);
+    let stuck = run_watched(limit, vec![0, 1], |number, stage: &Stage| {
+        stage.is(format!("place {number}"));
+        std::thread::sleep(if number == 1 { Duration::from_secs(2) } else { Duration::ZERO });
+    });
+    let stuck = stuck.unwrap_err();
+    assert!(stuck.contains("thread 0 is at its end; thread 1 is at place 1"), "{stuck}");
+    let mut child = Child::start("hang", &[]);
+    child.wait_for("hanging", PATIENT);
+    let ended = child.finish(limit);
+    assert!(ended.was_killed && !ended.is_good);
 }
 
 fn no_error(what: &str, (up, errors): (usize, Vec<CliqueError>), expected: usize) {
