@@ -8,7 +8,7 @@ use portway_proxy::TransportError;
 use portway_proxy::transport::{Endpoint, Port};
 
 use crate::error::Error;
-use crate::executor::Executor;
+use crate::executor::{Executor, Peer};
 use crate::import::open_line;
 use crate::memory::{Presence, random};
 use crate::message;
@@ -21,9 +21,18 @@ use crate::transport::Inner;
 #[derive(Debug)]
 pub(crate) struct IpcEndpoint {
     inner: Arc<Inner>,
-    track: Track,
+    /// Taken by the port.
+    own: Option<(Track, Presence)>,
     message: message::Endpoint,
-    presence: Presence,
+}
+
+impl Drop for IpcEndpoint {
+    fn drop(&mut self) {
+        // Nothing was ever put into its stream.
+        if let Some((track, _)) = self.own.take() {
+            self.inner.rack.give_back(track);
+        }
+    }
 }
 
 impl IpcEndpoint {
@@ -32,7 +41,7 @@ impl IpcEndpoint {
         let track = inner.rack.take(&inner.context)?;
         let message = message::Endpoint { author: inner.author(), nonce: random() };
         let presence = inner.hub.tables.present(inner.transport, message.nonce);
-        Ok((IpcEndpoint { inner: inner.clone(), track, message, presence }, message.encode()))
+        Ok((IpcEndpoint { inner: inner.clone(), own: Some((track, presence)), message }, message.encode()))
     }
 
     /// A line to the peer's process, unless that is this one.
@@ -72,23 +81,15 @@ impl IpcEndpoint {
 }
 
 impl Endpoint for IpcEndpoint {
-    fn connect(self: Box<Self>, peer: &[u8], timeout: Duration) -> Result<Box<dyn Port>, TransportError> {
+    fn connect(mut self: Box<Self>, peer: &[u8], timeout: Duration) -> Result<Box<dyn Port>, TransportError> {
         let peer = message::Endpoint::decode(peer)?;
-        let reached = self.reach(&peer, timeout);
-        let IpcEndpoint { inner, track, presence, .. } = *self;
-        let line = match reached {
-            Ok(line) => line,
-            Err(error) => {
-                inner.rack.give_back(track);
-                return Err(error);
-            }
-        };
-        let name = format!(
-            "{} on {}",
-            peer.author.process.name(&inner.hub.process),
-            crate::error::uuid(&peer.author.device)
-        );
-        let link = Executor::start(&inner, track, name.clone(), line)?;
-        Ok(Box::new(IpcPort::new(inner, link, name, peer.author.transport, presence)))
+        let line = self.reach(&peer, timeout)?;
+        let (track, presence) = self.own.take().ok_or(TransportError::Closed)?;
+        let inner = self.inner.clone();
+        let (transport, nonce) = (peer.author.transport, peer.nonce);
+        let process = peer.author.process.name(&inner.hub.process);
+        let name = format!("{process} on {}", crate::error::uuid(&peer.author.device));
+        let link = Executor::start(&inner, track, Peer { name: name.clone(), transport, nonce, line })?;
+        Ok(Box::new(IpcPort::new(inner, link, name, transport, presence)))
     }
 }

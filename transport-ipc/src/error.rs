@@ -16,13 +16,13 @@ use crate::config::Way;
 /// By who is at fault:
 /// - **the caller**: `Config`, `Memory`, `OtherDevice`, `Pool`, `SameProcess`;
 /// - **the peer**: `Gone`, `Refused`, `Released`, `Silent`, `Stale`;
-/// - **the machine or how it is set up**: `Hidden`, `NoPeerAccess`, `NoWay`, `OtherMachine`, `System`, `Unfit`;
+/// - **the machine or how it is set up**: `Driver`, `Export`, `Hidden`, `NoPeerAccess`, `NoWay`, `OtherMachine`, `System`, `Unfit`;
 /// - **the application, which holds up the driver**: `Stalled`, `Unquiesced`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A number in the configuration is out of range.
-    #[error("{what} is {value}: must be {must_be}")]
+    #[error("configuration of the transport: {what} is {value}, must be {must_be}")]
     Config {
         /// Which one.
         what: &'static str,
@@ -40,7 +40,9 @@ pub enum Error {
         place: Place,
     },
     /// Memory of another device than the transport's.
-    #[error("memory of device {seen}, registered with the transport of device {expected}")]
+    #[error(
+        "memory of device {seen}, registered with the transport of device {expected}: register it with one of device {seen}"
+    )]
     OtherDevice {
         /// The transport's device.
         expected: u32,
@@ -56,11 +58,38 @@ pub enum Error {
         /// Where it begins.
         address: u64,
     },
+    /// The driver does not export memory, in any form. A later try may succeed.
+    #[error(
+        "memory at {address:#x} ({len_bytes} bytes) is exported in no form, expected one or more: {}; export it again \
+         once the cause is gone", failures(.tried)
+    )]
+    Export {
+        /// Where it begins.
+        address: u64,
+        /// Its length.
+        len_bytes: u64,
+        /// What the driver said to each form; to the question what memory it is, if there is none.
+        tried: Vec<(Option<Way>, portway_fifo::Error)>,
+    },
+    /// The driver refused what a put, a signal or a completion needs. The port has failed with it.
+    #[error(
+        "{operation} of {len_bytes} bytes to {peer}: {source}; the port has ended, connect another once the device works"
+    )]
+    Driver {
+        /// Whose port.
+        peer: String,
+        /// What was submitted.
+        operation: &'static str,
+        /// Bytes of the op that it belongs to.
+        len_bytes: u64,
+        /// The call, its status and the status's name.
+        source: portway_fifo::Error,
+    },
     /// A legacy handle within one process, where the driver does not open it.
     #[error("a legacy handle of this very process: open the second transport with Ipc::beside")]
     SameProcess,
     /// The peer's process has ended, or it closed its transport.
-    #[error("{peer} is gone: {why}")]
+    #[error("{peer} is gone: {why}; connect to a new endpoint of it, and import anew")]
     Gone {
         /// Who.
         peer: String,
@@ -68,7 +97,9 @@ pub enum Error {
         why: &'static str,
     },
     /// The peer did not answer.
-    #[error("{peer} did not answer within {after:?}")]
+    #[error(
+        "{peer} did not answer within {after:?}: it is stopped, or overloaded; `Config::ask_timeout` says how long to wait"
+    )]
     Silent {
         /// Who.
         peer: String,
@@ -76,7 +107,7 @@ pub enum Error {
         after: Duration,
     },
     /// The peer is of another user.
-    #[error("{peer} runs as user {seen}, expected {expected}")]
+    #[error("{peer} runs as user {seen}, expected {expected}: both ends have to be of one user")]
     Refused {
         /// Who.
         peer: String,
@@ -86,7 +117,9 @@ pub enum Error {
         seen: u32,
     },
     /// The peer has released what it had exported.
-    #[error("{peer} has released memory {index}, whose export this is")]
+    #[error(
+        "{peer} has released memory {index}, whose export this is: ask it for an export of what it uses now"
+    )]
     Released {
         /// Who.
         peer: String,
@@ -94,14 +127,17 @@ pub enum Error {
         index: u32,
     },
     /// The peer has freed memory that was imported here, and uses its addresses for something else.
-    #[error("the imported memory has been freed by {peer}, which uses its addresses again")]
+    #[error(
+        "the imported memory has been freed by {peer}, which uses its addresses again: forget the import, and ask for a \
+         new export"
+    )]
     Stale {
         /// Who.
         peer: String,
     },
     /// This process does not see the device that the memory lies on.
     #[error(
-        "device {} is not visible to this process (CUDA_VISIBLE_DEVICES={}): {why}", uuid(.device),
+        "device {} is not visible to this process (CUDA_VISIBLE_DEVICES={}), make it so: {why}", uuid(.device),
         .visible.as_deref().unwrap_or("unset")
     )]
     Hidden {
@@ -113,7 +149,10 @@ pub enum Error {
         why: String,
     },
     /// The two devices do not reach each other's memory.
-    #[error("device {} does not reach the memory of device {}: no peer access", uuid(.ours), uuid(.theirs))]
+    #[error(
+        "device {} does not reach the memory of device {}: no peer access; `nvidia-smi topo -p2p r` shows which do",
+        uuid(.ours), uuid(.theirs)
+    )]
     NoPeerAccess {
         /// UUID of the transport's device.
         ours: [u8; 16],
@@ -121,7 +160,7 @@ pub enum Error {
         theirs: [u8; 16],
     },
     /// None of the ways to the peer's memory is open.
-    #[error("no way to the memory of {peer}: {}", list(.tried))]
+    #[error("no way of `Config::ways` to the memory of {peer} is open: {}", list(.tried))]
     NoWay {
         /// Whose memory.
         peer: String,
@@ -129,7 +168,9 @@ pub enum Error {
         tried: Vec<(Way, String)>,
     },
     /// The peer runs on another machine.
-    #[error("{peer} runs on another machine")]
+    #[error(
+        "{peer} runs on another machine: this transport connects GPUs of one, and the verbs transport the others"
+    )]
     OtherMachine {
         /// Who.
         peer: String,
@@ -143,7 +184,7 @@ pub enum Error {
         errno: i32,
     },
     /// The device lacks what the transport needs.
-    #[error("device {device} is not fit: {why}")]
+    #[error("device {device} is not fit: {why}; use another device or transport")]
     Unfit {
         /// Its name.
         device: String,
@@ -163,7 +204,10 @@ pub enum Error {
         after: Duration,
     },
     /// A closed port whose work did not finish: its stream and its memory are given up.
-    #[error("what was submitted to {peer} is not done after {after:?}: stream and memory stay in quarantine")]
+    #[error(
+        "what was submitted to {peer} is not done {after:?} after the port was closed: stream and memory stay in \
+         quarantine until the process ends"
+    )]
     Unquiesced {
         /// The peer.
         peer: String,
@@ -243,6 +287,22 @@ fn list(tried: &[(Way, String)]) -> String {
     if tried.is_empty() { "nothing to try".into() } else { tried.join("; ") }
 }
 
+fn failures(tried: &[(Option<Way>, portway_fifo::Error)]) -> String {
+    let tried = tried.iter().map(|(way, error)| match way {
+        Some(way) => format!("{way:?}: {error}"),
+        None => error.to_string(),
+    });
+    tried.collect::<Vec<_>>().join("; ")
+}
+
+/// The driver's status, or errno; 0 if there is none.
+fn status(error: &portway_fifo::Error) -> i32 {
+    match error {
+        portway_fifo::Error::Driver { status, .. } => *status,
+        _ => 0,
+    }
+}
+
 impl Error {
     /// The transport's own error behind one of the proxy's.
     pub fn of(error: &TransportError) -> Option<&Error> {
@@ -266,6 +326,8 @@ impl Error {
             Error::Memory { .. } => "registering memory that the GPU does not reach",
             Error::OtherDevice { .. } => "registering memory of another device",
             Error::Pool { .. } => "exporting memory of a stream-ordered pool",
+            Error::Export { .. } => "exporting memory",
+            Error::Driver { operation, .. } => operation,
             Error::SameProcess => "opening a legacy handle of this process",
             Error::Gone { .. } => "reaching a peer that is gone",
             Error::Silent { .. } => "waiting for a peer's answer",
@@ -299,7 +361,12 @@ impl Error {
 
 impl From<Error> for TransportError {
     fn from(error: Error) -> Self {
-        let status = if let Error::System { errno, .. } = error { errno } else { 0 };
+        let status = match &error {
+            Error::System { errno, .. } => *errno,
+            Error::Driver { source, .. } => status(source),
+            Error::Export { tried, .. } => tried.first().map_or(0, |(_, source)| status(source)),
+            _ => 0,
+        };
         let operation = error.operation();
         match error {
             Error::Silent { peer, after } => TransportError::Timeout { what: "an answer", peer, after },

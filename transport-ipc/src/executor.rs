@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use portway_fifo::cuda::Entered;
-use portway_proxy::TransportError;
 
 use crate::error::{Error, StalledIn};
 use crate::link::{Link, Stage, Work, after};
-use crate::socket::Line;
+use crate::socket::{End, Line};
 use crate::track::Track;
 use crate::transport::Inner;
 
@@ -43,9 +42,32 @@ pub(crate) struct Executor {
     track: Track,
     open: Open,
     inner: Arc<Inner>,
-    peer: String,
-    /// To the peer's process, if that is another one.
-    line: Option<Line>,
+    peer: Peer,
+}
+
+/// The other end, as an executor watches it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) name: String,
+    pub(crate) transport: u64,
+    pub(crate) nonce: u64,
+    /// To its process, if that is another one.
+    pub(crate) line: Option<Line>,
+}
+
+impl Peer {
+    /// What shows that it is not there any more. Does not wait.
+    fn gone(&self, inner: &Inner) -> Option<&'static str> {
+        const CLOSED: &str = "it has closed its port or its transport";
+        match &self.line {
+            None if inner.hub.tables.is_present(self.transport, self.nonce) => None,
+            None => Some(CLOSED),
+            Some(line) => match line.end()? {
+                End::Closed => Some(CLOSED),
+                End::Lost => Some("its process has ended"),
+            },
+        }
+    }
 }
 
 /// What is in the stream behind the last completion.
@@ -69,15 +91,10 @@ enum Next {
 
 impl Executor {
     /// Starts the thread for a port.
-    pub(crate) fn start(
-        inner: &Arc<Inner>,
-        track: Track,
-        peer: String,
-        line: Option<Line>,
-    ) -> Result<Arc<Link>, Error> {
+    pub(crate) fn start(inner: &Arc<Inner>, track: Track, peer: Peer) -> Result<Arc<Link>, Error> {
         let link = Arc::new(Link::new(&track, inner.config.depth));
         let open = Open { ops: 0, bytes: 0, completed: link.submitted(), unprimed: false };
-        let executor = Executor { link: link.clone(), track, open, inner: inner.clone(), peer, line };
+        let executor = Executor { link: link.clone(), track, open, inner: inner.clone(), peer };
         let thread = std::thread::Builder::new().name("portway-ipc".into()).spawn(move || executor.run());
         thread.map_err(|error| Error::System {
             operation: "starting a thread",
@@ -91,14 +108,14 @@ impl Executor {
             let stream = self.track.stream.clone();
             match self.link.in_driver(StalledIn::Driver, || stream.enter()) {
                 Ok(entered) => self.serve(&entered),
-                Err(error) => self.fail(error.into()),
+                Err(error) => self.fail(self.refused("entering the context for copies", 0)(error)),
             }
         }
         // An executor serves its port for as long as that is there, and then ends within the limit.
         while !self.link.is_closed() {
             std::thread::sleep(QUIESCE_NAP);
         }
-        self.line = None;
+        self.peer.line = None;
         self.quiesce();
     }
 
@@ -115,15 +132,13 @@ impl Executor {
                 Next::Nothing => Ok(()),
             };
             if let Err(error) = result {
-                self.fail(error.into());
+                self.fail(error);
             }
             let now = Instant::now();
             if now - looked >= LIVENESS {
                 looked = now;
-                if self.line.as_ref().is_some_and(Line::has_ended) {
-                    let (peer, why) =
-                        (self.peer.clone(), "its process has ended, or its transport was closed");
-                    self.fail(Error::Gone { peer, why }.into());
+                if let Some(why) = self.peer.gone(&self.inner) {
+                    self.fail(Error::Gone { peer: self.peer.name.clone(), why });
                 }
             }
             if !idle {
@@ -136,7 +151,7 @@ impl Executor {
         }
         if self.open.ops > 0 && self.link.error.get().is_none() {
             if let Err(error) = self.complete(stream) {
-                self.fail(error.into());
+                self.fail(error);
             }
         }
     }
@@ -164,26 +179,35 @@ impl Executor {
     }
 
     /// The port will see it, and everything that waits is dropped.
-    fn fail(&self, error: TransportError) {
+    fn fail(&self, error: Error) {
         // The first one stays.
-        let _ = self.link.error.set(error);
+        let _ = self.link.error.set(error.into());
         self.link.stop();
     }
 
+    /// The error of a call of the driver.
+    fn refused(&self, operation: &'static str, len_bytes: u64) -> impl Fn(portway_fifo::Error) -> Error {
+        move |source| Error::Driver { peer: self.peer.name.clone(), operation, len_bytes, source }
+    }
+
     /// Puts an op into the stream, and a completion behind it if one is due.
-    fn submit(&mut self, stream: &Entered<'_>, work: Work) -> Result<(), portway_fifo::Error> {
+    fn submit(&mut self, stream: &Entered<'_>, work: Work) -> Result<(), Error> {
         if work.len_bytes > 0 {
             // SAFETY: the port checked the op against its lane, whose memories it has bound: they are mapped for this
             // device until the port is quiesced, and accessed atomically only (contract of `Region::new`).
-            self.link
-                .in_driver(StalledIn::Copy, || unsafe { stream.copy(work.to, work.from, work.len_bytes) })?;
+            let copied = self
+                .link
+                .in_driver(StalledIn::Copy, || unsafe { stream.copy(work.to, work.from, work.len_bytes) });
+            copied.map_err(self.refused("copy", work.len_bytes))?;
             self.open.unprimed = true;
         }
         if work.word != 0 {
             self.prime()?;
             // SAFETY: the word is the lane's, bound like its memories, 8 bytes at a multiple of 8.
-            self.link
-                .in_driver(StalledIn::WriteValue, || unsafe { stream.write_value(work.word, work.value) })?;
+            let written = self
+                .link
+                .in_driver(StalledIn::WriteValue, || unsafe { stream.write_value(work.word, work.value) });
+            written.map_err(self.refused("signal behind a copy", work.len_bytes))?;
         }
         self.link.set_submitted(work.ticket);
         self.open.ops += 1;
@@ -194,20 +218,23 @@ impl Executor {
     }
 
     /// Puts the completion of all that it has into the stream.
-    fn complete(&mut self, stream: &Entered<'_>) -> Result<(), portway_fifo::Error> {
+    fn complete(&mut self, stream: &Entered<'_>) -> Result<(), Error> {
         self.prime()?;
         let (done, ticket) = (self.link.done.region().address(), self.link.submitted());
         // SAFETY: the track's own word, in page-locked memory that lives as long as the track.
-        self.link.in_driver(StalledIn::WriteValue, || unsafe { stream.write_value(done, ticket) })?;
+        let written =
+            self.link.in_driver(StalledIn::WriteValue, || unsafe { stream.write_value(done, ticket) });
+        written.map_err(self.refused("completion of copies", self.open.bytes))?;
         self.open = Open { ops: 0, bytes: 0, completed: ticket, unprimed: false };
         Ok(())
     }
 
     /// Where all streams share one connection, a value blocks behind a copy of some kinds, but not behind one from the
     /// device to the host.
-    fn prime(&mut self) -> Result<(), portway_fifo::Error> {
+    fn prime(&mut self) -> Result<(), Error> {
         if self.inner.one_connection && core::mem::take(&mut self.open.unprimed) {
-            self.link.in_driver(StalledIn::Copy, || self.track.stream.prime())?;
+            let primed = self.link.in_driver(StalledIn::Copy, || self.track.stream.prime());
+            primed.map_err(self.refused("copy that primes the stream, behind copies", self.open.bytes))?;
         }
         Ok(())
     }
@@ -260,7 +287,7 @@ impl Executor {
                 // The device may still reach all of it: it stays as it is, for good.
                 core::mem::forget((bound, track));
                 let after = inner.config.quiesce_limit;
-                let _ = link.error.set(Error::Unquiesced { peer, after }.into());
+                let _ = link.error.set(Error::Unquiesced { peer: peer.name, after }.into());
                 set_stage(Stage::GivenUp);
             }
         }

@@ -1,10 +1,10 @@
 //! Memories of this side: the hub's tables of what is registered, and how an allocation is exported.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::collections::{HashMap, HashSet};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use portway_fifo::cuda::{Context, Kind};
 use portway_fifo::memory::{IpcHandle, IpcKind, Memory, Segment};
@@ -12,6 +12,7 @@ use portway_fifo::{Place, Region};
 use portway_proxy::TransportError;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::config::Way;
 use crate::error::Error;
 use crate::identity::Process;
 use crate::message;
@@ -58,7 +59,8 @@ impl Hub {
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     memories: Mutex<HashMap<(u64, u32), Arc<Local>>>,
-    endpoints: Mutex<HashSet<(u64, u64)>>,
+    /// Whether each is still open.
+    endpoints: Mutex<HashMap<(u64, u64), Arc<AtomicBool>>>,
     allocations: Mutex<Vec<Weak<Allocation>>>,
     next_allocation: AtomicU64,
 }
@@ -128,7 +130,7 @@ impl Tables {
     /// Forgets all of a transport.
     pub(crate) fn forget(&self, transport: u64) {
         lock(&self.memories).retain(|&(of, _), _| of != transport);
-        lock(&self.endpoints).retain(|&(of, _)| of != transport);
+        lock(&self.endpoints).retain(|&(of, _), _| of != transport);
     }
 
     /// The allocation that a region lies in: the same for every region of it, as long as one is registered.
@@ -151,7 +153,7 @@ impl Tables {
             .filter_map(Weak::upgrade)
             .find(|known| owner_address(known.region.owner()) == owner && known.segments == segments);
         Ok(known.unwrap_or_else(|| {
-            let allocation = self.number(context, region.clone(), segments, place, OnceLock::new());
+            let allocation = self.number(context, region.clone(), segments, place, Forms::default());
             all.push(Arc::downgrade(&allocation));
             allocation
         }))
@@ -166,7 +168,7 @@ impl Tables {
     ) -> Arc<Allocation> {
         let forms = Forms { descriptors: Some(vec![Arc::new(descriptor)]), ..Forms::default() };
         let segments = vec![region.range()];
-        self.number(context, region.clone(), segments, message::Place::Shared, OnceLock::from(Ok(forms)))
+        self.number(context, region.clone(), segments, message::Place::Shared, forms)
     }
 
     fn number(
@@ -175,20 +177,22 @@ impl Tables {
         region: Region,
         segments: Vec<Segment>,
         place: message::Place,
-        forms: OnceLock<Result<Forms, Error>>,
+        forms: Forms,
     ) -> Arc<Allocation> {
         let id = self.next_allocation.fetch_add(1, Ordering::Relaxed);
+        let forms = Mutex::new(forms);
         Arc::new(Allocation { id, context: context.clone(), region, segments, place, forms })
     }
 
     /// An endpoint or a port is there, until the share is dropped.
     pub(crate) fn present(self: &Arc<Self>, transport: u64, nonce: u64) -> Presence {
-        lock(&self.endpoints).insert((transport, nonce));
-        Presence { tables: self.clone(), transport, nonce }
+        let open = Arc::new(AtomicBool::new(true));
+        lock(&self.endpoints).insert((transport, nonce), open.clone());
+        Presence { tables: self.clone(), transport, nonce, open }
     }
 
     pub(crate) fn is_present(&self, transport: u64, nonce: u64) -> bool {
-        lock(&self.endpoints).contains(&(transport, nonce))
+        lock(&self.endpoints).get(&(transport, nonce)).is_some_and(|open| open.load(Ordering::Acquire))
     }
 }
 
@@ -198,6 +202,14 @@ pub(crate) struct Presence {
     tables: Arc<Tables>,
     transport: u64,
     nonce: u64,
+    open: Arc<AtomicBool>,
+}
+
+impl Presence {
+    /// The port is closed: its peers are told. A store, and nothing that could block.
+    pub(crate) fn leave(&self) {
+        self.open.store(false, Ordering::Release);
+    }
 }
 
 impl Drop for Presence {
@@ -213,7 +225,7 @@ impl Answers for Tables {
 
     fn descriptors(&self, request: &Request, first: usize, most: usize) -> Option<Vec<Arc<OwnedFd>>> {
         let local = self.get(request.transport, request.index).filter(|l| l.nonce == request.nonce)?;
-        let forms = local.allocation.forms.get()?.as_ref().ok()?;
+        let forms = lock(&local.allocation.forms);
         let rest = forms.descriptors.as_ref()?.get(first..)?;
         Some(rest[..rest.len().min(most)].to_vec())
     }
@@ -261,8 +273,8 @@ pub(crate) struct Allocation {
     region: Region,
     segments: Vec<Segment>,
     place: message::Place,
-    /// How it can be exported, once somebody has asked.
-    forms: OnceLock<Result<Forms, Error>>,
+    /// How it can be exported, as far as somebody has asked.
+    forms: Mutex<Forms>,
 }
 
 /// The forms in which an allocation can be exported.
@@ -275,45 +287,100 @@ struct Forms {
     legacy: Option<[u8; 64]>,
 }
 
+impl Forms {
+    fn has(&self, kind: IpcKind) -> bool {
+        match kind {
+            IpcKind::Fd => self.descriptors.is_some(),
+            IpcKind::Fabric => self.fabric.is_some(),
+            IpcKind::Legacy => self.legacy.is_some(),
+            _ => false,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.descriptors.is_none() && self.fabric.is_none() && self.legacy.is_none()
+    }
+
+    /// Takes handles in, all of one kind, one for each segment. A legacy handle is that of a whole allocation.
+    fn take(&mut self, handles: Vec<IpcHandle>) {
+        let mut of = (Vec::new(), Vec::new(), Vec::new());
+        let segments = handles.len();
+        for handle in handles {
+            match handle {
+                IpcHandle::Fd(fd) => of.0.push(Arc::new(fd)),
+                IpcHandle::Fabric(bytes) => of.1.push(bytes),
+                IpcHandle::Legacy(bytes) => of.2.push(bytes),
+                _ => {}
+            }
+        }
+        // Those that another thread has asked for meanwhile stay: peers may have been told of them.
+        if of.0.len() == segments {
+            self.descriptors.get_or_insert(of.0);
+        } else if of.1.len() == segments {
+            self.fabric.get_or_insert(of.1);
+        } else if let [bytes] = of.2[..] {
+            self.legacy.get_or_insert(bytes);
+        }
+    }
+}
+
+/// Statuses that say that a form is not to be had here, rather than that something failed.
+const NOT_PERMITTED: i32 = 800;
+const NOT_SUPPORTED: i32 = 801;
+
 impl Allocation {
     fn base(&self) -> u64 {
         self.segments[0].address
     }
 
-    /// Tries every form. What the memory, the device or the process do not allow is left out; the peer's error says
-    /// which forms there were.
-    fn make_forms(&self) -> Result<Forms, Error> {
-        if self.place == message::Place::Private {
-            return Ok(Forms::default());
+    /// Every form that there is. What the memory, the device or the process do not allow is left out; the peer's error
+    /// says which forms there were. What the driver fails with is an error if no form is left; either way the next call
+    /// asks again.
+    fn forms(&self) -> Result<Forms, Error> {
+        let known = lock(&self.forms).clone();
+        if self.place != message::Place::Device {
+            return Ok(known);
         }
-        if let Ok(Kind::Pool) = self.context.kind(self.base()) {
-            return Err(Error::Pool { address: self.base() });
+        let failure = |way, source| Error::Export {
+            address: self.region.address(),
+            len_bytes: self.region.len_bytes(),
+            tried: vec![(way, source)],
+        };
+        match self.context.kind(self.base()) {
+            Ok(Kind::Pool) => return Err(Error::Pool { address: self.base() }),
+            Ok(_) => {}
+            Err(source) => return Err(failure(None, source)),
         }
-        let owner = self.region.owner();
-        let mut forms = Forms::default();
+        let (mut found, mut tried) = (Vec::new(), Vec::new());
+        for (way, kind) in
+            [(Way::Descriptor, IpcKind::Fd), (Way::Fabric, IpcKind::Fabric), (Way::Legacy, IpcKind::Legacy)]
+        {
+            if known.has(kind) {
+                continue;
+            }
+            match self.handles(kind) {
+                Ok(handles) => found.push(handles),
+                Err(
+                    portway_fifo::Error::Unsupported { .. }
+                    | portway_fifo::Error::Driver { status: NOT_PERMITTED | NOT_SUPPORTED, .. },
+                ) => {}
+                Err(source) => tried.push((Some(way), source)),
+            }
+        }
+        let mut forms = lock(&self.forms);
+        found.into_iter().for_each(|handles| forms.take(handles));
+        if forms.is_empty() && !tried.is_empty() {
+            let (address, len_bytes) = (self.region.address(), self.region.len_bytes());
+            return Err(Error::Export { address, len_bytes, tried });
+        }
+        Ok(forms.clone())
+    }
+
+    /// A handle for each segment. Calls the driver.
+    fn handles(&self, kind: IpcKind) -> Result<Vec<IpcHandle>, portway_fifo::Error> {
         // An owner is asked about what is its own; the handle is that of the whole piece around it.
         let within = self.segments.iter().map(|&segment| overlap(segment, self.region.range()));
-        let handles = |kind| -> Option<Vec<IpcHandle>> {
-            within.clone().map(|segment| owner.ipc_handle(segment, kind).ok()).collect()
-        };
-        if let Some(handles) = handles(IpcKind::Fd) {
-            let descriptor = |handle| match handle {
-                IpcHandle::Fd(fd) => Some(Arc::new(fd)),
-                _ => None,
-            };
-            forms.descriptors = handles.into_iter().map(descriptor).collect();
-        }
-        if let Some(handles) = handles(IpcKind::Fabric) {
-            let bytes = |handle| match handle {
-                IpcHandle::Fabric(bytes) => Some(bytes),
-                _ => None,
-            };
-            forms.fabric = handles.into_iter().map(bytes).collect();
-        }
-        if let Some([IpcHandle::Legacy(bytes)]) = handles(IpcKind::Legacy).as_deref() {
-            forms.legacy = Some(*bytes);
-        }
-        Ok(forms)
+        within.map(|segment| self.region.owner().ipc_handle(segment, kind)).collect()
     }
 }
 
@@ -321,8 +388,7 @@ impl Local {
     /// What a peer needs to import it.
     pub(crate) fn message(&self, author: message::Author, index: u32) -> Result<message::Memory, Error> {
         let allocation = &*self.allocation;
-        let forms =
-            allocation.forms.get_or_init(|| allocation.make_forms()).as_ref().map_err(Error::clone)?;
+        let forms = allocation.forms()?;
         let pieces = allocation.segments.iter().enumerate().map(|(at, segment)| message::Piece {
             len_bytes: segment.len_bytes,
             fabric: forms.fabric.as_ref().and_then(|handles| handles.get(at).copied()),

@@ -67,7 +67,7 @@ pub(crate) struct IpcPort {
     peer: String,
     peer_transport: u64,
     inner: Arc<Inner>,
-    _presence: Presence,
+    presence: Presence,
 }
 
 /// Notices that nothing gets done.
@@ -130,7 +130,7 @@ impl IpcPort {
             peer,
             peer_transport,
             inner,
-            _presence: presence,
+            presence,
         }
     }
 
@@ -168,6 +168,16 @@ impl IpcPort {
             self.pending.pop_front();
         }
         done
+    }
+
+    /// Reports what is complete, as far as there is room.
+    #[inline]
+    fn report(&mut self, completions: &mut [Completion]) -> usize {
+        let count = completions.len().min(self.finished.len());
+        for (slot, completion) in completions.iter_mut().zip(self.finished.drain(..count)) {
+            *slot = completion;
+        }
+        count
     }
 
     #[cold]
@@ -328,6 +338,14 @@ impl Port for IpcPort {
 
     #[inline]
     fn poll(&mut self, completions: &mut [Completion]) -> Result<usize, TransportError> {
+        if self.failed.is_none() && self.link.error.get().is_some() {
+            // What was done before the failure is told before it.
+            self.retire();
+            match self.report(completions) {
+                0 => {}
+                count => return Ok(count),
+            }
+        }
         self.check()?;
         self.link.release(self.last_ticket);
         let done = self.retire();
@@ -336,15 +354,12 @@ impl Port for IpcPort {
                 return Err(self.stalled(stood));
             }
         }
-        let count = completions.len().min(self.finished.len());
-        for (slot, completion) in completions.iter_mut().zip(self.finished.drain(..count)) {
-            *slot = completion;
-        }
-        Ok(count)
+        Ok(self.report(completions))
     }
 
     fn close(&mut self) -> Result<Close, TransportError> {
         self.failed.get_or_insert(TransportError::Closed);
+        self.presence.leave();
         self.give_away();
         match self.link.stage() {
             Stage::Open => Ok(Close::Pending),

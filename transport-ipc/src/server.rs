@@ -40,9 +40,13 @@ pub(crate) struct Server {
 struct Connection {
     socket: OwnedFd,
     opened: Instant,
-    /// Somebody's endpoint keeps it.
-    stays: bool,
+    /// The endpoint that keeps it, and whose end is told.
+    endpoint: Option<Request>,
 }
+
+/// How often endpoints are looked after that somebody wants to know the end of: closing a port is a store that wakes nobody.
+const ATTENTION: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+const LONGEST: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 impl Server {
     /// Listens under the name of the hub with this number.
@@ -74,18 +78,18 @@ impl Drop for Server {
 
 fn serve(listener: &OwnedFd, woken: &OwnedFd, stopping: &AtomicBool, answers: &dyn Answers) {
     let mut connections: Vec<Connection> = Vec::new();
-    let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
     while !stopping.load(Ordering::Acquire) {
         let mut waits = vec![PollFd::new(woken, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
         waits.extend(connections.iter().map(|c| PollFd::new(&c.socket, PollFlags::IN)));
-        let _ = rustix::event::poll(&mut waits, Some(&longest));
+        let watches = connections.iter().any(|connection| connection.endpoint.is_some());
+        let _ = rustix::event::poll(&mut waits, Some(if watches { &ATTENTION } else { &LONGEST }));
         let ready: Vec<bool> = waits.iter().map(|wait| !wait.revents().is_empty()).collect();
         drop(waits);
         let mut of_connections = ready[2..].iter();
         connections.retain_mut(|connection| {
             let ready = of_connections.next().copied().unwrap_or(false);
-            let late = !connection.stays && connection.opened.elapsed() > PATIENCE;
-            !late && (!ready || answer(connection, answers))
+            let late = connection.endpoint.is_none() && connection.opened.elapsed() > PATIENCE;
+            !late && (!ready || answer(connection, answers)) && !tell_end(connection, answers)
         });
         let mut accepted = 0;
         while let Ok(socket) =
@@ -96,7 +100,7 @@ fn serve(listener: &OwnedFd, woken: &OwnedFd, stopping: &AtomicBool, answers: &d
                 // Told, and closed at once: other users cannot use up our descriptors.
                 let _ = socket::send(socket.as_fd(), &socket::encode_reply(Status::Refused, 0), &[]);
             } else if connections.len() < MAX_CONNECTIONS {
-                connections.push(Connection { socket, opened: Instant::now(), stays: false });
+                connections.push(Connection { socket, opened: Instant::now(), endpoint: None });
             }
         }
         if ready[1] && accepted == 0 {
@@ -104,6 +108,20 @@ fn serve(listener: &OwnedFd, woken: &OwnedFd, stopping: &AtomicBool, answers: &d
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+    // All that the hub had is gone.
+    for connection in connections.iter().filter(|connection| connection.endpoint.is_some()) {
+        let _ = socket::send(connection.socket.as_fd(), &socket::encode_reply(Status::No, 0), &[]);
+    }
+}
+
+/// Tells whoever keeps the connection for an endpoint that this has ended. False if it has not.
+fn tell_end(connection: &Connection, answers: &dyn Answers) -> bool {
+    let ended = connection.endpoint.is_some_and(|endpoint| !answers.endpoint(&endpoint));
+    if ended {
+        // If that fails, the connection's end tells that something has ended.
+        let _ = socket::send(connection.socket.as_fd(), &socket::encode_reply(Status::No, 0), &[]);
+    }
+    ended
 }
 
 /// Whether the process at the other end is this one's user's.
@@ -141,8 +159,8 @@ fn answer(connection: &mut Connection, answers: &dyn Answers) -> bool {
                 }
                 Question::Allocation { id } => answers.allocation(id),
                 Question::Endpoint => {
-                    connection.stays = answers.endpoint(&request);
-                    connection.stays
+                    connection.endpoint = Some(request).filter(|request| answers.endpoint(request));
+                    connection.endpoint.is_some()
                 }
             };
             if known { Status::Yes } else { Status::No }

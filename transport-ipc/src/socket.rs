@@ -273,15 +273,27 @@ impl Line {
         }
     }
 
-    /// Whether the other end has closed the connection, which only its end does. Does not wait.
-    pub(crate) fn has_ended(&self) -> bool {
+    /// Whether and how the other end has ended, which it says, or the connection's end says. Does not wait.
+    pub(crate) fn end(&self) -> Option<End> {
         let mut bytes = [0; REPLY_BYTES];
         match receive(self.socket.as_fd(), &mut bytes) {
-            Ok((len, _)) => len == 0,
-            Err(Errno::AGAIN | Errno::INTR) => false,
-            Err(_) => true,
+            Ok((len, fds)) => match decode_reply(&bytes[..len], fds.len()) {
+                Some(Status::No) => Some(End::Closed),
+                _ => Some(End::Lost),
+            },
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(_) => Some(End::Lost),
         }
     }
+}
+
+/// How the other end of a line that stays has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It has closed its port.
+    Closed,
+    /// The connection is gone, so its process is.
+    Lost,
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! The port contract on real devices: one GPU or two, one process or two. What the machine lacks is waived.
 
+#[path = "support/pairs.rs"]
+mod pairs;
 #[path = "support/peer.rs"]
 mod peer;
 mod support;
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use portway_fifo::Error;
 use portway_fifo::cuda::{Context, Driver, Kind};
@@ -82,6 +85,78 @@ fn one_gpu_peer_is_killed_descriptors() {
 #[test]
 fn one_gpu_peer_is_killed_legacy() {
     with_a_killed_peer("one_gpu_peer_is_killed_legacy", true);
+}
+
+/// Peers on the same device that are killed in the middle of puts, one after the other: threads and descriptors stay as
+/// many as they were, and nothing is left in quarantine.
+#[test]
+fn one_gpu_fifty_peers_are_killed() {
+    const TEST: &str = "one_gpu_fifty_peers_are_killed";
+    // Fewer where a process takes long to begin.
+    const PEERS: usize = 50;
+    const LONGEST: Duration = Duration::from_secs(100);
+    const WARM: usize = 3;
+    let Some(driver) = devices(TEST, 1) else { return };
+    if support::child().is_some() {
+        peer::child(&driver, 0);
+    }
+    let context = Context::new(&driver, 0).unwrap();
+    let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
+    let counts = || {
+        context.reclaim().unwrap();
+        [entries("/proc/self/task"), entries("/proc/self/fd")]
+    };
+    let (start, mut first, mut killed) = (Instant::now(), None, 0);
+    while killed < PEERS && (start.elapsed() < LONGEST || killed < WARM + 5) {
+        peer::killed_in_the_middle_of_a_put(TEST, "child", &context, killed % 2 == 1, |_| ());
+        killed += 1;
+        if killed == WARM {
+            first = Some(settled(counts));
+        }
+    }
+    let (first, last) = (first.unwrap(), settled(counts));
+    say(&format!("recorded: {killed} peers killed: {first:?} threads and descriptors, then {last:?}"));
+    assert_eq!(first, last, "threads and descriptors");
+    assert_eq!(context.quarantined(), Default::default());
+}
+
+/// Counts once threads that are ending have ended.
+fn settled(counts: impl Fn() -> [usize; 2]) -> [usize; 2] {
+    let start = Instant::now();
+    let mut last = counts();
+    loop {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = counts();
+        if now == last {
+            return now;
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "counts do not stand still: {last:?}, then {now:?}"
+        );
+        last = now;
+    }
+}
+
+/// All pairs of all devices, at most eight, at the same time; then the suite between the first and the last.
+#[test]
+fn all_gpus_all_pairs_at_once() {
+    const TEST: &str = "all_gpus_all_pairs_at_once";
+    let Some(driver) = devices(TEST, 2) else { return };
+    let count = driver.device_count().unwrap().min(8);
+    let contexts: Vec<Context> = (0..count).map(|ordinal| Context::new(&driver, ordinal).unwrap()).collect();
+    assert_eq!(pairs::all_at_once(&contexts, |_, _, _| ()), [""; 0]);
+    say(&format!("recorded: {} pairs of {count} GPUs at once", count * (count - 1)));
+    let ends = [contexts[0].clone(), contexts[count as usize - 1].clone()];
+    support::run(&OneProcess { setup: DESCRIPTORS, beside: true, contexts: ends, spoil: None }, WAIVED);
+}
+
+/// The same with four ranks on one device.
+#[test]
+fn one_gpu_all_pairs_of_four_ranks_at_once() {
+    let Some(driver) = devices("one_gpu_all_pairs_of_four_ranks_at_once", 1) else { return };
+    let context = Context::new(&driver, 0).unwrap();
+    assert_eq!(pairs::all_at_once(&vec![context; 4], |_, _, _| ()), [""; 0]);
 }
 
 fn exports_fabric_handles(context: &Context) -> bool {

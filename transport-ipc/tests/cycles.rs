@@ -1,15 +1,19 @@
-//! A thousand connections one after the other: threads, descriptors, mappings, streams and memory stay as many as they were.
-//! The only test of this program, since it counts what the process has.
+//! A thousand connections one after the other, and a thousand that end badly: threads, descriptors, mappings, streams and
+//! memory stay as many as they were. The only test of this program, since it counts what the process has.
 
 #[path = "../../fifo/tests/libcuda/mod.rs"]
 mod libcuda;
+#[path = "support/peer.rs"]
+mod peer;
+mod support;
 #[path = "support/wire.rs"]
 mod wire;
 
 use std::time::Duration;
 
-use portway_fifo::cuda::{Context, Kind};
-use portway_proxy::transport::{Binding, Op, Port, Put, Transport};
+use portway_fifo::cuda::{Context, Driver, Kind};
+use portway_proxy::TransportError;
+use portway_proxy::transport::{Binding, LocalMemory, Op, Port, Put, RemoteMemory, Transport};
 use portway_transport_ipc::{Config, Ipc};
 use wire::{Machine, PATIENCE, Wire, close, wait_until};
 
@@ -44,7 +48,6 @@ fn reclaim(contexts: &[Context; 2]) {
 
 /// What one cycle does, from a connection to the last thing that is released.
 fn cycle(machine: &Machine, transports: &[Ipc; 2], round: u64) {
-    let [near, far] = transports;
     let Wire { mut a, mut b, source, destination, word, remotes, lane, .. } =
         Wire::between(transports, &machine.contexts);
     let put = Some(Put { source_offset_bytes: 0, destination_offset_bytes: 0, len_bytes: 64 });
@@ -87,12 +90,7 @@ fn cycle(machine: &Machine, transports: &[Ipc; 2], round: u64) {
     close(&mut *a);
     close(&mut *b);
     drop((a, b));
-    near.release(&source).unwrap();
-    far.release(&destination).unwrap();
-    far.release(&word).unwrap();
-    for remote in &remotes {
-        near.forget(remote).unwrap();
-    }
+    give_back(transports, [&source, &destination, &word], &remotes);
 }
 
 /// The same between transports that do not know each other: descriptors, sockets and mappings come and go.
@@ -109,6 +107,73 @@ fn cycle_apart(machine: &Machine) {
     a.bind(&binding).unwrap();
     close(&mut *a);
     close(&mut *b);
+}
+
+/// What ends a connection before its time.
+fn cycle_that_ends_badly(machine: &Machine, transports: &[Ipc; 2], round: u64) {
+    const CONTEXT_IS_DESTROYED: i32 = 709;
+    match round % 4 {
+        // The peer's process is killed while puts to it are held.
+        0 => {
+            let hold = |hold: bool| machine.standin.set("paused", hold.into());
+            let legacy = round % 8 == 0;
+            let context = &machine.contexts[0];
+            peer::killed_in_the_middle_of_a_put(NAME, machine.standin.path(), context, legacy, hold);
+        }
+        // The application destroys its context under traffic: nothing works any more.
+        1 => {
+            let failing = ["cuMemcpyAsync", "cuStreamWriteValue64_v2", "cuStreamQuery"];
+            let mut wire = machine.wire(transports);
+            wire.submit(64, Some(1), false);
+            failing.iter().for_each(|function| machine.standin.fail_always(function, CONTEXT_IS_DESTROYED));
+            let op = wire.op(64, Some(2), true);
+            // By the completion of the first the port may have failed already.
+            let _ = wire.a.submit(&op).and_then(|_| wire.a.kick());
+            let error = wire.failure();
+            assert!(
+                matches!(error, TransportError::Device { status: CONTEXT_IS_DESTROYED, .. }),
+                "{error:?}"
+            );
+            close(&mut *wire.a);
+            failing.iter().for_each(|function| machine.standin.fail_no_more(function));
+            close(&mut *wire.b);
+            give_back(transports, [&wire.source, &wire.destination, &wire.word], &wire.remotes);
+        }
+        // Everything is dropped while the driver holds a copy.
+        2 => {
+            let mut wire = machine.wire(transports);
+            machine.standin.hold_next("cuMemcpyAsync");
+            wire.submit(64, Some(1), false);
+            machine.standin.wait_until_held("cuMemcpyAsync", 1);
+            let Wire { a, b, source, destination, word, remotes, .. } = wire;
+            drop((a, b));
+            machine.standin.release("cuMemcpyAsync");
+            wait_until("an empty quarantine", || transports[0].quarantined().executors, |held| *held == 0);
+            wait_until("an empty quarantine", || transports[1].quarantined().executors, |held| *held == 0);
+            give_back(transports, [&source, &destination, &word], &remotes);
+        }
+        // The peer closes its port under traffic.
+        _ => {
+            let mut wire = machine.wire(transports);
+            wire.submit(64, Some(1), true);
+            wire.complete(1);
+            close(&mut *wire.b);
+            wire.failure();
+            close(&mut *wire.a);
+            give_back(transports, [&wire.source, &wire.destination, &wire.word], &wire.remotes);
+        }
+    }
+}
+
+/// Of one side the source, of the other destination and word, and what was imported of these.
+fn give_back([near, far]: &[Ipc; 2], memories: [&LocalMemory; 3], remotes: &[RemoteMemory; 2]) {
+    let [source, destination, word] = memories;
+    near.release(source).unwrap();
+    far.release(destination).unwrap();
+    far.release(word).unwrap();
+    for remote in remotes {
+        near.forget(remote).unwrap();
+    }
 }
 
 /// Runs cycles, and compares what there is after the first few with what there is at the end.
@@ -146,11 +211,19 @@ fn settled(machine: &Machine) -> Counts {
     last
 }
 
+const NAME: &str = "a_thousand_cycles_leave_nothing";
+
 #[test]
 fn a_thousand_cycles_leave_nothing() {
+    if let Some(path) = support::child() {
+        peer::child(&Driver::open(&path).unwrap(), 1);
+    }
     let machine = Machine::new();
     let transports = machine.transports(Config::default());
     nothing_is_left("one pair of transports", CYCLES, &machine, |round| cycle(&machine, &transports, round));
+    nothing_is_left("ends before their time", CYCLES, &machine, |round| {
+        cycle_that_ends_badly(&machine, &transports, round);
+    });
     assert_eq!(transports[0].quarantined(), Default::default());
     drop(transports);
     nothing_is_left("transports each time", 200, &machine, |_| cycle_apart(&machine));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use portway_fifo::cuda::Kind;
 use portway_fifo::{Fifo, Heap};
-use portway_proxy::transport::{LocalMemory, Transport};
+use portway_proxy::transport::{LocalMemory, Port, Transport};
 use portway_proxy::{ChannelConfig, ChannelError, ChannelProducer, Engine, Idle, Proxy, RunConfig, Stop};
 use portway_transport_ipc::{Config, Error, Ipc};
 use wire::{Machine, PATIENCE, wait_until};
@@ -22,6 +22,8 @@ struct Rig {
     transports: [Ipc; 2],
     proxy: Proxy,
     fifos: Vec<portway_proxy::FifoId>,
+    /// The other ends, which have nothing to send.
+    others: Vec<Box<dyn Port>>,
 }
 
 impl Rig {
@@ -38,7 +40,7 @@ impl Rig {
             })
             .collect();
         let proxy = Proxy::start(engine, RunConfig { idle: Idle::Yield, ..RunConfig::default() }).unwrap();
-        Rig { machine, transports, proxy, fifos }
+        Rig { machine, transports, proxy, fifos, others: Vec::new() }
     }
 
     /// A channel over a port of its own, and where its data arrives.
@@ -46,8 +48,7 @@ impl Rig {
         let [near, far] = &self.transports;
         let ((a, a_bytes), (b, b_bytes)) = (near.endpoint().unwrap(), far.endpoint().unwrap());
         let port = a.connect(&b_bytes, PATIENCE).unwrap();
-        // The other end has nothing to send.
-        drop(b.connect(&a_bytes, PATIENCE).unwrap());
+        self.others.push(b.connect(&a_bytes, PATIENCE).unwrap());
         let [here, there] = &self.machine.contexts;
         let source = near.register(&here.allocate(Kind::Vmm, 4096).unwrap()).unwrap();
         let destination = far.register(&there.allocate(Kind::Vmm, 4096).unwrap()).unwrap();
@@ -119,4 +120,42 @@ fn a_stop_in_the_middle_of_a_stalled_copy_is_bounded() {
         let transport = &rig.transports[0];
         wait_until("an empty quarantine", || transport.quarantined().executors, |held| *held == 0);
     }
+}
+
+/// What the driver refuses reaches the channel with peer, operation, size and status.
+#[test]
+fn a_failure_of_the_driver_ends_its_channel_by_name() {
+    const LAUNCH_FAILED: i32 = 719;
+    for (function, operation) in
+        [("cuMemcpyAsync", "copy"), ("cuStreamWriteValue64_v2", "signal behind a copy")]
+    {
+        let mut rig = Rig::new();
+        let (channel, _) = rig.channel();
+        channel.put_signal_flush(0, 0, 64).unwrap();
+        rig.machine.standin.fail(function, 1, LAUNCH_FAILED);
+        channel.put_signal(0, 0, 192).unwrap();
+        let error = wait_until("the channel's error", || channel.channel().error(), Option::is_some).unwrap();
+        let ChannelError::Port { source, .. } = &error else { panic!("{error:?}") };
+        let text = Error::of(source).unwrap().to_string();
+        let peer = format!("this process ({})", std::process::id());
+        for part in [operation, "192 bytes", &peer, "GPU-", function, "719"] {
+            assert!(text.contains(part), "no {part} in: {text}");
+        }
+        drop(rig.proxy.stop(Stop::Drain { within: PATIENCE }));
+    }
+}
+
+/// A peer that closes its port is gone for the channel, although its process lives; what was done before counts as done.
+#[test]
+fn a_peer_that_closes_its_port_ends_the_channel_by_name() {
+    let mut rig = Rig::new();
+    let (channel, _) = rig.channel();
+    channel.put_signal_flush(0, 0, 64).unwrap();
+    rig.others.clear();
+    let error = wait_until("the channel's error", || channel.channel().error(), Option::is_some).unwrap();
+    let text = error.to_string();
+    assert!(text.contains("this process") && text.contains("closed its port"), "{text}");
+    channel.put_signal_flush(0, 0, 64).unwrap_err();
+    let report = rig.proxy.stop(Stop::Drain { within: PATIENCE });
+    assert!(report.quiesced, "{report:?}");
 }

@@ -239,12 +239,21 @@ fn a_context_that_is_destroyed_under_traffic_fails_the_port() {
             },
             Option::is_some,
         );
-        match error.unwrap() {
-            TransportError::Memory(portway_fifo::Error::Driver { call, status, .. }) => {
-                assert_eq!((call, status), (function, CONTEXT_IS_DESTROYED));
+        let error = error.unwrap();
+        // Who, what, how much, and what the driver says.
+        match Error::of(&error) {
+            Some(Error::Driver { peer, len_bytes: 64, source, .. }) => {
+                assert!(peer.starts_with("this process") && peer.contains("GPU-"), "{peer}");
+                match source {
+                    portway_fifo::Error::Driver { call, status, .. } => {
+                        assert_eq!((*call, *status), (function, CONTEXT_IS_DESTROYED));
+                    }
+                    other => panic!("{other:?}"),
+                }
             }
-            other => panic!("{other:?}"),
+            _ => panic!("{error:?}"),
         }
+        assert!(matches!(error, TransportError::Device { status: CONTEXT_IS_DESTROYED, .. }), "{error:?}");
         close(&mut *wire.a);
         assert_eq!(transports[0].quarantined(), Quarantined::default());
         machine.standin.fail_no_more(function);

@@ -79,6 +79,11 @@ pub const LEN_BYTES: u64 = 64 << 10;
 
 impl Wire {
     pub fn between(transports: &[Ipc; 2], contexts: &[Context; 2]) -> Self {
+        Wire::over(transports, contexts, Kind::Legacy)
+    }
+
+    /// The same over memory of this kind.
+    pub fn over(transports: &[Ipc; 2], contexts: &[Context; 2], kind: Kind) -> Self {
         let [near, far] = transports;
         let ([a_end, b_end], [a_bytes, b_bytes]) = {
             let ((a, a_bytes), (b, b_bytes)) = (near.endpoint().unwrap(), far.endpoint().unwrap());
@@ -86,8 +91,8 @@ impl Wire {
         };
         let (mut a, b) =
             (a_end.connect(&b_bytes, PATIENCE).unwrap(), b_end.connect(&a_bytes, PATIENCE).unwrap());
-        let source = near.register(&contexts[0].allocate(Kind::Legacy, LEN_BYTES).unwrap()).unwrap();
-        let destination = far.register(&contexts[1].allocate(Kind::Legacy, LEN_BYTES).unwrap()).unwrap();
+        let source = near.register(&contexts[0].allocate(kind, LEN_BYTES).unwrap()).unwrap();
+        let destination = far.register(&contexts[1].allocate(kind, LEN_BYTES).unwrap()).unwrap();
         let word = far.signal_word().unwrap();
         let remotes = [&destination, &word].map(|memory| near.import(&far.export(memory).unwrap()).unwrap());
         let binding = Binding { source: source.id, destination: remotes[0].id, signal: remotes[1].id };
