@@ -94,7 +94,9 @@ fn run_one(
         let workspace = &mut lane.workspace;
         let read = desk.call(Some(lane.rank), &call, |_| workspace.read(&mut seen))?;
         read.map_err(|error| Fault::of(Some(lane.rank), &error))?;
-        if let Some(at) = seen.iter().zip(&part.expected).position(|(seen, expected)| seen != expected) {
+        // Looked through byte by byte only where it is wrong.
+        let wrong = || seen.iter().zip(&part.expected).position(|(seen, expected)| seen != expected);
+        if let Some(at) = if seen == part.expected { None } else { wrong() } {
             let cause = format!(
                 "{call} of {bytes} bytes: byte {at} of the result is {:#04x}, not {:#04x}",
                 seen[at], part.expected[at]
@@ -133,34 +135,31 @@ fn part(one: Use, size: u32, bytes: usize, lane: &Lane) -> Option<Part> {
         Use::AllReduce { data_type, op } => {
             let count = (bytes / data_type.size_bytes()).max(1);
             let (own, others, result) = operands(op);
-            let own_at =
-                |index: usize| if index % size as usize == lane.rank as usize { own } else { others };
             // A single rank is always the one whose turn it is, so its own value is the result.
             let result = if size == 1 { own } else { result };
+            let turns = (0..size).map(|turn| if turn == lane.rank { own } else { others });
             Some(Part {
                 operation: Operation::AllReduce { send, recv, count, data_type, op },
-                send: encode(count, data_type, own_at),
-                expected: encode(count, data_type, |_| result),
+                send: elements(count, data_type, turns),
+                expected: elements(count, data_type, [result].into_iter()),
             })
         }
         Use::AllGather => {
             let count = (bytes / size as usize).max(1);
-            let pattern = |rank: u32| (0..count).map(move |index| pattern(rank, rank, index));
             Some(Part {
                 operation: Operation::AllGather { send, recv, count, data_type: DataType::U8 },
-                send: pattern(lane.rank).collect(),
-                expected: (0..size).flat_map(pattern).collect(),
+                send: pattern(lane.rank, lane.rank, count),
+                expected: (0..size).flat_map(|rank| pattern(rank, rank, count)).collect(),
             })
         }
         Use::Peers { from, to } => {
-            let data = || (0..bytes).map(|index| pattern(from, to, index)).collect();
             let (count, data_type) = (bytes, DataType::U8);
             if lane.rank == from {
                 let operation = Operation::Send { send, count, data_type, peer: to };
-                Some(Part { operation, send: data(), expected: Vec::new() })
+                Some(Part { operation, send: pattern(from, to, bytes), expected: Vec::new() })
             } else if lane.rank == to {
                 let operation = Operation::Recv { recv, count, data_type, peer: from };
-                Some(Part { operation, send: Vec::new(), expected: data() })
+                Some(Part { operation, send: Vec::new(), expected: pattern(from, to, bytes) })
             } else {
                 None
             }
@@ -177,8 +176,8 @@ fn operands(op: ReduceOp) -> (u8, u8, u8) {
     }
 }
 
-/// `count` elements, each 0, 1 or 2.
-fn encode(count: usize, data_type: DataType, value: impl Fn(usize) -> u8) -> Vec<u8> {
+/// `count` elements, each 0, 1 or 2: these values again and again.
+fn elements(count: usize, data_type: DataType, values: impl Iterator<Item = u8>) -> Vec<u8> {
     let encoded = [0, 1, 2].map(|number: u8| match data_type {
         DataType::F16 => [0u16, 0x3c00, 0x4000][usize::from(number)].to_le_bytes().to_vec(),
         DataType::BF16 => [0u16, 0x3f80, 0x4000][usize::from(number)].to_le_bytes().to_vec(),
@@ -186,13 +185,86 @@ fn encode(count: usize, data_type: DataType, value: impl Fn(usize) -> u8) -> Vec
         DataType::F64 => f64::from(number).to_le_bytes().to_vec(),
         _ => u64::from(number).to_le_bytes()[..data_type.size_bytes()].to_vec(),
     });
-    (0..count).flat_map(|index| encoded[usize::from(value(index))].iter().copied()).collect()
+    let block: Vec<u8> = values.flat_map(|value| encoded[usize::from(value)].iter().copied()).collect();
+    repeated(&block, count * data_type.size_bytes())
 }
 
-/// A byte that tells from where to where it goes, and its place.
-fn pattern(from: u32, to: u32, index: usize) -> u8 {
-    let mixed = (from.wrapping_mul(0x9e37_79b1))
-        ^ (to.wrapping_mul(0x85eb_ca6b))
-        ^ (index as u32).wrapping_mul(0xc2b2_ae35);
-    (mixed >> 24) as u8
+/// After how many bytes a pattern comes again: a prime, so that what lands where it does not belong, which is off by some
+/// power of two or a share of the whole, is seen.
+const PERIOD_BYTES: usize = 65_521;
+
+/// Bytes that tell from where to where they go, and their place.
+fn pattern(from: u32, to: u32, len: usize) -> Vec<u8> {
+    let seed = (u64::from(from) << 32 | u64::from(to)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut block = Vec::with_capacity(PERIOD_BYTES + 8);
+    let mut word = seed;
+    while block.len() < len.min(PERIOD_BYTES) {
+        word = (word ^ (word >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).wrapping_add(1);
+        block.extend_from_slice(&word.to_be_bytes());
+    }
+    block.truncate(PERIOD_BYTES);
+    repeated(&block, len)
+}
+
+/// A block again and again, copied as a whole, since byte by byte megabytes take longer than the operation that moves them.
+fn repeated(block: &[u8], len: usize) -> Vec<u8> {
+    let mut all = Vec::with_capacity(len);
+    all.extend_from_slice(&block[..block.len().min(len)]);
+    while !all.is_empty() && all.len() < len {
+        // What is there is whole blocks.
+        all.extend_from_within(..all.len().min(len - all.len()));
+    }
+    all
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::hint::black_box;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn elements_take_turns() {
+        let turns = |count| elements(count, DataType::I32, [1, 0, 0].into_iter());
+        let numbers: Vec<u8> = turns(7).chunks(4).map(|bytes| bytes[0]).collect();
+        assert_eq!((numbers, turns(7).len()), (vec![1, 0, 0, 1, 0, 0, 1], 28));
+        assert_eq!(turns(1), [1, 0, 0, 0]);
+        assert_eq!(elements(3, DataType::F16, [2].into_iter()), [0, 0x40, 0, 0x40, 0, 0x40]);
+    }
+
+    #[test]
+    fn a_pattern_tells_where_it_belongs() {
+        let one = pattern(3, 5, 4 << 20);
+        assert_eq!(one.len(), 4 << 20);
+        assert_eq!(one[..100], pattern(3, 5, 100));
+        for other in [pattern(5, 3, 1000), pattern(3, 3, 1000), pattern(0, 0, 1000)] {
+            let same = one.iter().zip(&other).filter(|(a, b)| a == b).count();
+            assert!(same < 50, "{same} of 1000 bytes");
+        }
+        // Shifted by a share of the whole or a power of two it is another one.
+        for shift in (0..22).map(|power| 1 << power).chain([4096 * 3, (4 << 20) / 3]) {
+            let same = one[shift..].iter().zip(&one).take(1000).filter(|(a, b)| a == b).count();
+            assert!(same < 50, "shifted by {shift}: {same} of 1000 bytes");
+        }
+    }
+
+    /// Beside the same number of bytes made one by one, in the same run: the machine is as busy for both.
+    #[test]
+    fn a_pattern_is_not_made_byte_by_byte() {
+        const LEN: usize = 4 << 20;
+        let shortest = |make: &dyn Fn() -> Vec<u8>| -> Duration {
+            let time = |_| {
+                let start = Instant::now();
+                black_box(make());
+                start.elapsed()
+            };
+            (0..5).map(time).min().unwrap_or_default()
+        };
+        let whole = shortest(&|| pattern(black_box(3), 5, LEN));
+        let one_by_one =
+            shortest(&|| (0..LEN).map(|at| black_box(at as u32).wrapping_mul(3) as u8).collect());
+        println!("recorded: 4 MiB of a pattern take {whole:?}, byte by byte {one_by_one:?}");
+        assert!(whole * 2 < one_by_one, "{whole:?}, byte by byte {one_by_one:?}");
+    }
 }

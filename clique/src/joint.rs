@@ -129,6 +129,7 @@ impl Joint<'_> {
         let (rounds, round, deadline) = (self.rounds.clone(), self.round, self.deadline);
         spawn("clique-listener", move || {
             let heard = rounds.hear(round, deadline.left());
+            drop(rounds);
             // Whoever asked may have given up.
             let _ = events.send(Event::Heard(heard));
         })

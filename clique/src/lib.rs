@@ -3,6 +3,7 @@
 pub mod backend;
 mod barrier;
 mod bring_up;
+mod bytes;
 mod clique;
 mod closing;
 mod custody;

@@ -152,8 +152,11 @@ impl Rounds {
         let (answer, result) = sync_channel(1);
         let rounds = self.clone();
         spawn("clique-rounds", move || {
+            let result = body(&rounds);
+            // First, so that who has the answer holds the rendezvous alone, and it can end with its last owner.
+            drop(rounds);
             // Whoever asked may have given up.
-            let _ = answer.send(body(&rounds));
+            let _ = answer.send(result);
         })?;
         Ok(result)
     }

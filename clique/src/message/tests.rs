@@ -107,9 +107,9 @@ proptest! {
         decode_all(&bytes)?;
         // With a head that is right, so that it gets further.
         for kind in [HELLO, IDS, NOTE, SPLIT] {
-            let mut writer = Writer::new(kind);
-            writer.bytes(&bytes);
-            decode_all(&writer.finish())?;
+            let mut writer = begin(kind);
+            writer.raw(&bytes);
+            decode_all(&writer.0)?;
         }
     }
 

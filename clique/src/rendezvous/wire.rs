@@ -1,6 +1,6 @@
 //! What participants send each other, in sockets and files, as bytes: small, versioned, checked.
 //!
-//! Each frame begins alike, all numbers are little-endian, texts and messages follow their length:
+//! Each frame begins alike:
 //!
 //! ```text
 //! 0   4  "pwrv"
@@ -11,10 +11,10 @@
 
 use core::time::Duration;
 
-use crate::CliqueError;
+pub(crate) use crate::bytes::Wrong;
+use crate::bytes::{Reader, Writer};
 use crate::rendezvous::board::Key;
 use crate::rendezvous::{MAX_MESSAGE_BYTES, MAX_NAME_BYTES, MAX_PARTICIPANTS, Post};
-use crate::text::printable;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pwrv");
 const VERSION: u16 = 1;
@@ -82,38 +82,19 @@ pub(crate) enum Frame {
     },
 }
 
-/// What is wrong with some bytes; who sent them is added where that is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wrong {
-    pub(crate) what: &'static str,
-    pub(crate) expected: String,
-    pub(crate) seen: String,
-}
-
-impl Wrong {
-    pub(crate) fn new(what: &'static str, expected: impl ToString, seen: impl ToString) -> Self {
-        Wrong { what, expected: expected.to_string(), seen: seen.to_string() }
-    }
-
-    pub(crate) fn from(self, peer: &str) -> CliqueError {
-        let Wrong { what, expected, seen } = self;
-        CliqueError::Foreign { peer: peer.to_owned(), what, expected, seen }
-    }
-}
-
 /// The length of a body, from its header.
 pub(crate) fn body_len(header: &[u8], most: usize) -> Result<usize, Wrong> {
-    let mut reader = Reader { bytes: header, at: 0 };
-    let magic = reader.u32()?;
+    let mut reader = Reader(header);
+    let magic = reader.u32("header")?;
     if magic != MAGIC {
         return Err(Wrong::new("magic", format!("{MAGIC:#010x}"), format!("{magic:#010x}")));
     }
-    let version = reader.u16()?;
+    let version = reader.u16("header")?;
     if version != VERSION {
         return Err(Wrong::new("protocol version", VERSION, version));
     }
-    let _kind = reader.u16()?;
-    let len = reader.u32()? as usize;
+    let _kind = reader.u16("header")?;
+    let len = reader.u32("header")? as usize;
     if len > most {
         return Err(Wrong::new("length", format!("at most {most} bytes"), format!("{len} bytes")));
     }
@@ -141,84 +122,81 @@ impl Frame {
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
             Frame::Hello(hello) => {
-                let mut w = Writer::new(1);
+                let mut w = begin(1);
                 w.bytes(&hello.token);
                 w.u32(hello.participant);
                 w.u32(hello.participants);
-                w.0.extend_from_slice(&hello.instance);
-                w.text(&hello.name);
-                w.finish()
+                w.raw(&hello.instance);
+                w.text(&hello.name, MAX_TEXT_BYTES);
+                finish(w)
             }
-            Frame::Welcome => Writer::new(2).finish(),
+            Frame::Welcome => finish(begin(2)),
             Frame::Refused { what, expected, seen } => {
-                let mut w = Writer::new(3);
-                w.text(what);
-                w.text(expected);
-                w.text(seen);
-                w.finish()
+                let mut w = begin(3);
+                w.text(what, MAX_TEXT_BYTES);
+                w.text(expected, MAX_TEXT_BYTES);
+                w.text(seen, MAX_TEXT_BYTES);
+                finish(w)
             }
             Frame::Post { key, post } => {
-                let mut w = Writer::new(4);
-                w.key(key);
-                w.post(post);
-                w.finish()
+                let mut w = begin(4);
+                write_key(&mut w, key);
+                write_post(&mut w, post);
+                finish(w)
             }
-            Frame::Posted => Writer::new(5).finish(),
+            Frame::Posted => finish(begin(5)),
             Frame::Gather { key, within } => {
-                let mut w = Writer::new(6);
-                w.key(key);
-                w.0.extend_from_slice(&u64::try_from(within.as_micros()).unwrap_or(u64::MAX).to_le_bytes());
-                w.finish()
+                let mut w = begin(6);
+                write_key(&mut w, key);
+                w.u64(u64::try_from(within.as_micros()).unwrap_or(u64::MAX));
+                finish(w)
             }
             Frame::Gathered(said) => encode_gathered(said.len(), said.iter().map(|said| said.as_ref())),
-            Frame::Goodbye => Writer::new(8).finish(),
+            Frame::Goodbye => finish(begin(8)),
             Frame::Run { to, run } => {
-                let mut w = Writer::new(9);
-                w.0.extend_from_slice(to);
-                w.0.push(run.is_ok().into());
+                let mut w = begin(9);
+                w.raw(to);
+                w.u8(run.is_ok().into());
                 match run {
-                    Ok(run) => w.0.extend_from_slice(run),
-                    Err(parts) => parts.iter().for_each(|text| w.text(text)),
+                    Ok(run) => w.raw(run),
+                    Err(parts) => parts.iter().for_each(|text| w.text(text, MAX_TEXT_BYTES)),
                 }
-                w.finish()
+                finish(w)
             }
             Frame::Look { key } => {
-                let mut w = Writer::new(10);
-                w.key(key);
-                w.finish()
+                let mut w = begin(10);
+                write_key(&mut w, key);
+                finish(w)
             }
-            Frame::NotYet => Writer::new(11).finish(),
+            Frame::NotYet => finish(begin(11)),
         }
     }
 
     /// Reads a whole frame, header and all.
     pub(crate) fn decode(bytes: &[u8], most: usize) -> Result<Frame, Wrong> {
         let len = body_len(bytes, most)?;
-        let mut r = Reader { bytes, at: 6 };
-        let kind = r.u16()?;
-        r.at = HEADER_BYTES;
         if bytes.len() != HEADER_BYTES + len {
             return Err(Wrong::new("length", HEADER_BYTES + len, bytes.len()));
         }
+        let (kind, mut r) = (u16::from_le_bytes([bytes[6], bytes[7]]), Reader(&bytes[HEADER_BYTES..]));
         let frame = match kind {
             1 => Frame::Hello(Hello {
                 token: r.bytes("length of the token", MAX_TOKEN_BYTES)?.to_vec(),
-                participant: r.u32()?,
-                participants: r.u32()?,
-                instance: r.take()?,
-                name: r.shown("name")?,
+                participant: r.u32("participant")?,
+                participants: r.u32("number of participants")?,
+                instance: r.array("instance")?,
+                name: r.shown("name", MAX_TEXT_BYTES)?,
             }),
             2 => Frame::Welcome,
-            3 => Frame::Refused {
-                what: r.shown("refusal")?,
-                expected: r.shown("refusal")?,
-                seen: r.shown("refusal")?,
-            },
-            4 => Frame::Post { key: r.key()?, post: r.post()? },
+            3 => {
+                let [what, expected, seen] = read_refusal(&mut r)?;
+                Frame::Refused { what, expected, seen }
+            }
+            4 => Frame::Post { key: read_key(&mut r)?, post: read_post(&mut r)? },
             5 => Frame::Posted,
-            6 => Frame::Gather { key: r.key()?, within: Duration::from_micros(r.u64()?) },
+            6 => Frame::Gather { key: read_key(&mut r)?, within: Duration::from_micros(r.u64("limit")?) },
             7 => {
-                let count = r.u32()?;
+                let count = r.u32("number of participants")?;
                 if count > MAX_PARTICIPANTS {
                     return Err(Wrong::new(
                         "number of participants",
@@ -228,31 +206,29 @@ impl Frame {
                 }
                 let mut said = Vec::new();
                 for _ in 0..count {
-                    said.push(if r.peek() == Some(0) {
-                        r.u8()?;
-                        Err(r.shown("whereabouts")?)
+                    said.push(if r.0.first() == Some(&0) {
+                        r.u8("kind of message")?;
+                        Err(r.shown("whereabouts", MAX_TEXT_BYTES)?)
                     } else {
-                        Ok(r.post()?)
+                        Ok(read_post(&mut r)?)
                     });
                 }
                 Frame::Gathered(said)
             }
             8 => Frame::Goodbye,
             9 => Frame::Run {
-                to: r.take()?,
-                run: match r.u8()? {
-                    0 => Err([r.shown("refusal")?, r.shown("refusal")?, r.shown("refusal")?]),
-                    1 => Ok(r.take()?),
+                to: r.array("instance")?,
+                run: match r.u8("answer")? {
+                    0 => Err(read_refusal(&mut r)?),
+                    1 => Ok(r.array("run")?),
                     other => return Err(Wrong::new("answer", "0 or 1", other)),
                 },
             },
-            10 => Frame::Look { key: r.key()? },
+            10 => Frame::Look { key: read_key(&mut r)? },
             11 => Frame::NotYet,
             other => return Err(Wrong::new("kind of frame", "1 to 11", other)),
         };
-        if r.at != bytes.len() {
-            return Err(Wrong::new("length", format!("{} bytes", r.at), format!("{} bytes", bytes.len())));
-        }
+        r.end("end of a frame")?;
         Ok(frame)
     }
 }
@@ -262,156 +238,73 @@ pub(crate) fn encode_gathered<'a>(
     count: usize,
     said: impl Iterator<Item = Result<&'a Post, &'a String>>,
 ) -> Vec<u8> {
-    let mut w = Writer::new(7);
+    let mut w = begin(7);
     w.u32(count as u32);
     for said in said {
         match said {
-            Ok(post) => w.post(post),
+            Ok(post) => write_post(&mut w, post),
             Err(whereabouts) => {
-                w.0.push(0);
-                w.text(whereabouts);
+                w.u8(0);
+                w.text(whereabouts, MAX_TEXT_BYTES);
             }
         }
     }
-    w.finish()
+    finish(w)
 }
 
-struct Writer(Vec<u8>);
+/// A frame of a kind whose length is not known yet.
+fn begin(kind: u16) -> Writer {
+    let mut writer = Writer::default();
+    writer.u32(MAGIC);
+    writer.u16(VERSION);
+    writer.u16(kind);
+    writer.u32(0);
+    writer
+}
 
-impl Writer {
-    fn new(kind: u16) -> Self {
-        let mut writer = Writer(Vec::new());
-        writer.u32(MAGIC);
-        writer.u16(VERSION);
-        writer.u16(kind);
-        writer.u32(0);
-        writer
-    }
+fn finish(writer: Writer) -> Vec<u8> {
+    let Writer(mut bytes) = writer;
+    let len = (bytes.len() - HEADER_BYTES) as u32;
+    bytes[8..HEADER_BYTES].copy_from_slice(&len.to_le_bytes());
+    bytes
+}
 
-    fn u16(&mut self, value: u16) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
+fn write_key(w: &mut Writer, key: &Key) {
+    w.bytes(key.clique.as_bytes());
+    w.u64(key.attempt);
+    w.bytes(key.phase.as_bytes());
+}
 
-    fn u32(&mut self, value: u32) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
+fn read_key(r: &mut Reader<'_>) -> Result<Key, Wrong> {
+    Ok(Key {
+        clique: r.text("clique's name", MAX_NAME_BYTES)?,
+        attempt: r.u64("attempt")?,
+        phase: r.text("phase's name", MAX_NAME_BYTES)?,
+    })
+}
 
-    /// Lengths are checked by whoever made the bytes; the reader checks again.
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.u32(bytes.len() as u32);
-        self.0.extend_from_slice(bytes);
-    }
+fn write_post(w: &mut Writer, post: &Post) {
+    let (kind, bytes) = match post {
+        Post::Ok(bytes) => (1, bytes),
+        Post::Failed(bytes) => (2, bytes),
+    };
+    w.u8(kind);
+    w.bytes(bytes);
+}
 
-    /// A text, cut at the limit: it is for people.
-    fn text(&mut self, text: &str) {
-        let mut len = text.len().min(MAX_TEXT_BYTES);
-        while !text.is_char_boundary(len) {
-            len -= 1;
-        }
-        self.bytes(&text.as_bytes()[..len]);
-    }
-
-    fn key(&mut self, key: &Key) {
-        self.bytes(key.clique.as_bytes());
-        self.0.extend_from_slice(&key.attempt.to_le_bytes());
-        self.bytes(key.phase.as_bytes());
-    }
-
-    fn post(&mut self, post: &Post) {
-        let (kind, bytes) = match post {
-            Post::Ok(bytes) => (1, bytes),
-            Post::Failed(bytes) => (2, bytes),
-        };
-        self.0.push(kind);
-        self.bytes(bytes);
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        let len = (self.0.len() - HEADER_BYTES) as u32;
-        self.0[8..HEADER_BYTES].copy_from_slice(&len.to_le_bytes());
-        self.0
+fn read_post(r: &mut Reader<'_>) -> Result<Post, Wrong> {
+    let kind = r.u8("kind of message")?;
+    let bytes = r.bytes("length of a message", MAX_MESSAGE_BYTES)?.to_vec();
+    match kind {
+        1 => Ok(Post::Ok(bytes)),
+        2 => Ok(Post::Failed(bytes)),
+        other => Err(Wrong::new("kind of message", "1 or 2", other)),
     }
 }
 
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Reader<'a> {
-    fn slice(&mut self, len: usize) -> Result<&'a [u8], Wrong> {
-        let end = self.at.saturating_add(len);
-        let Some(slice) = self.bytes.get(self.at..end) else {
-            return Err(Wrong::new("length", format!("{end} bytes"), format!("{} bytes", self.bytes.len())));
-        };
-        self.at = end;
-        Ok(slice)
-    }
-
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], Wrong> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.slice(N)?);
-        Ok(array)
-    }
-
-    fn peek(&self) -> Option<u8> {
-        self.bytes.get(self.at).copied()
-    }
-
-    fn u8(&mut self) -> Result<u8, Wrong> {
-        self.take::<1>().map(|[byte]| byte)
-    }
-
-    fn u16(&mut self) -> Result<u16, Wrong> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, Wrong> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, Wrong> {
-        self.take().map(u64::from_le_bytes)
-    }
-
-    fn bytes(&mut self, what: &'static str, most: usize) -> Result<&'a [u8], Wrong> {
-        let len = self.u32()? as usize;
-        if len > most {
-            return Err(Wrong::new(what, format!("at most {most} bytes"), format!("{len} bytes")));
-        }
-        self.slice(len)
-    }
-
-    fn text(&mut self, what: &'static str, most: usize) -> Result<String, Wrong> {
-        let bytes = self.bytes(what, most)?;
-        match core::str::from_utf8(bytes) {
-            Ok(text) => Ok(text.to_owned()),
-            Err(error) => Err(Wrong::new(what, "UTF-8", error)),
-        }
-    }
-
-    /// A text that is only shown to people, and so that it can be.
-    fn shown(&mut self, what: &'static str) -> Result<String, Wrong> {
-        self.text(what, MAX_TEXT_BYTES).map(|text| printable(&text))
-    }
-
-    fn key(&mut self) -> Result<Key, Wrong> {
-        Ok(Key {
-            clique: self.text("clique's name", MAX_NAME_BYTES)?,
-            attempt: self.u64()?,
-            phase: self.text("phase's name", MAX_NAME_BYTES)?,
-        })
-    }
-
-    fn post(&mut self) -> Result<Post, Wrong> {
-        let kind = self.u8()?;
-        let bytes = self.bytes("length of a message", MAX_MESSAGE_BYTES)?.to_vec();
-        match kind {
-            1 => Ok(Post::Ok(bytes)),
-            2 => Ok(Post::Failed(bytes)),
-            other => Err(Wrong::new("kind of message", "1 or 2", other)),
-        }
-    }
+fn read_refusal(r: &mut Reader<'_>) -> Result<[String; 3], Wrong> {
+    let mut text = || r.shown("refusal", MAX_TEXT_BYTES);
+    Ok([text()?, text()?, text()?])
 }
 
 #[cfg(all(test, not(loom)))]

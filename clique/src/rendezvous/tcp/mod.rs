@@ -293,7 +293,7 @@ impl Rendezvous for Tcp {
         let key = Key::from(round);
         // No time is a question of its own, which takes the time of an answer.
         let end = if within.is_zero() { Instant::now() + AT_ONCE } else { end_of(within) };
-        let first = self.gather_once(&key, within - EARLY.min(within / 4), end)?;
+        let first = self.gather_once(&key, within - EARLY.min(within / 2), end)?;
         if within.is_zero() || has_ended(&first.0) {
             return Ok(first);
         }
