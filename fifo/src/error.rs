@@ -28,7 +28,7 @@ impl core::fmt::Display for Cause {
 /// - **the caller**: `Alignment`, `BatchLength`, `NotHostMemory`, `Overlap`, `Payload`, `Range`, `RingSize`,
 ///   `TimeoutRange`;
 /// - **the other side of the ring** or the program around it: `Aborted`, `Broken`, `Stopped`, `Timeout`;
-/// - **the system**: `OutOfMemory`, `Unsupported`.
+/// - **the system**: `OutOfMemory`, `System`, `Unsupported`.
 ///
 /// The feature `cuda` adds, of the caller's: `Busy`, `Compile`; of the system's: `Driver`, `MissingFunction`,
 /// `NoLibrary`.
@@ -36,7 +36,7 @@ impl core::fmt::Display for Cause {
 #[non_exhaustive]
 pub enum Error {
     /// The FIFO was aborted before the call took a position: nothing is lost, and a reset opens it again.
-    #[error("the FIFO was aborted")]
+    #[error("the FIFO was aborted: reset it when nobody uses it")]
     Aborted,
     /// An address is not aligned as its use needs.
     #[error("{what} at {address:#x}: the address must be a multiple of {align_bytes}")]
@@ -58,7 +58,7 @@ pub enum Error {
     },
     /// Something is still in use, so it cannot be given back.
     #[cfg(feature = "cuda")]
-    #[error("{what} is still in use by {shares} others")]
+    #[error("{what} is still in use by {shares} others: drop those first")]
     Busy {
         /// What is in use.
         what: &'static str,
@@ -103,7 +103,7 @@ pub enum Error {
     },
     /// A push gave up after it had taken its position, so the triggers from there on cannot be delivered.
     #[error(
-        "the FIFO is broken: the push at position {position} gave up ({cause}) and left a gap; reset it when nobody uses it"
+        "the FIFO is broken: the push at position {position} gave up ({cause}) and left a gap: reset it when nobody uses it"
     )]
     Broken {
         /// Why the push gave up.
@@ -112,7 +112,9 @@ pub enum Error {
         position: Position,
     },
     /// The processor was to reach memory that it cannot.
-    #[error("memory at {address:#x} ({place:?}) is not reached by the processor")]
+    #[error(
+        "memory at {address:#x} ({place:?}) is not reached by the processor: take host memory, or let a kernel do it"
+    )]
     NotHostMemory {
         /// The first address.
         address: u64,
@@ -176,6 +178,15 @@ pub enum Error {
         what: &'static str,
         /// The stop word.
         code: u64,
+    },
+    /// The system refused what a [`Memory`](crate::Memory) or a [`Platform`](crate::Platform) asked of it. For
+    /// implementations elsewhere: this crate makes none.
+    #[error("{what} failed: {}", std::io::Error::from_raw_os_error(*.errno))]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's number of the error.
+        errno: i32,
     },
     /// A wait's time was over.
     #[error("waited {after:?} for {what} to reach {expected}; it stands at {seen}")]

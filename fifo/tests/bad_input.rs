@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use portway_fifo::memory::{IpcKind, Segment};
 use portway_fifo::{
-    Cause, Config, Error, Fifo, Heap, MAX_TIMEOUT, Place, Position, Region, Trigger, Watch, Words, layout,
+    Config, Error, Fifo, Heap, MAX_TIMEOUT, Place, Position, Region, Trigger, Watch, Words, layout,
 };
 
 const SLOTS: u64 = 64;
@@ -229,65 +229,4 @@ fn words_of_a_watch() {
     let last = len - layout::watch::WORDS;
     assert_eq!(watch(0, 1, last + 1), error(last as u64 + 1, layout::watch::WORDS as u64));
     assert_eq!(watch(0, 1, last), Ok(()));
-}
-
-/// Who, what, what was expected and what was seen.
-#[test]
-fn texts() {
-    let texts = [
-        (Error::Aborted, "the FIFO was aborted"),
-        (
-            Error::Alignment { what: "the FIFO's host memory", address: 0x7008, align_bytes: 128 },
-            "the FIFO's host memory at 0x7008: the address must be a multiple of 128",
-        ),
-        (
-            Error::BatchLength { len: 65, slots: 64 },
-            "a batch of 65 triggers for a ring of 64 slots: must be 1 to 64",
-        ),
-        (
-            Error::Broken { cause: Cause::Timeout, position: Position(77) },
-            "the FIFO is broken: the push at position 77 gave up (timeout) and left a gap; reset it when nobody uses it",
-        ),
-        (
-            Error::Broken { cause: Cause::Abort, position: Position(u64::MAX) },
-            "the FIFO is broken: the push at position 18446744073709551615 gave up (abort) and left a gap; reset it when nobody uses it",
-        ),
-        (
-            Error::NotHostMemory { address: 0x7000, place: Place::Device(3) },
-            "memory at 0x7000 (Device(3)) is not reached by the processor",
-        ),
-        (Error::OutOfMemory { len_bytes: 4096 }, "no memory for 4096 bytes"),
-        (
-            Error::Overlap { a: "host memory", a_address: 0x7000, b: "device memory", b_address: 0x7080 },
-            "host memory at 0x7000 overlaps device memory at 0x7080",
-        ),
-        (
-            Error::Payload { words: [1 << 63, 5] },
-            "trigger words 0x8000000000000000 and 0x0000000000000005: bit 63 of each belongs to the ring",
-        ),
-        (
-            Error::Range {
-                what: "region",
-                offset_bytes: 8,
-                len_bytes: 100,
-                address: 0x7000,
-                limit_bytes: 64,
-            },
-            "region: 100 bytes at offset 8 of 0x7000 must be 1 byte or more and end within 64 bytes",
-        ),
-        (Error::RingSize { slots: 100 }, "a ring of 100 slots: must be a power of two from 64 to 1048576"),
-        (Error::Stopped { what: "the signal", code: 7 }, "the wait for the signal was stopped with code 7"),
-        (
-            Error::Timeout { what: "the tail", expected: 9, seen: 8, after: Duration::from_millis(1500) },
-            "waited 1.5s for the tail to reach 9; it stands at 8",
-        ),
-        (
-            Error::TimeoutRange { timeout: Duration::from_secs(3601) },
-            "a timeout of 3601s: nothing here waits longer than 3600s",
-        ),
-        (Error::Unsupported { what: "heap memory as dma-buf" }, "not supported: heap memory as dma-buf"),
-    ];
-    for (error, text) in texts {
-        assert_eq!(error.to_string(), text);
-    }
 }

@@ -93,7 +93,11 @@ impl Slab {
     pub(crate) fn line(self: &Arc<Self>, start: Position) -> Result<Line, Error> {
         let index = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(index) = index else {
-            return Err(Error::Limit { what: "channels", limit: self.channels });
+            return Err(Error::Limit {
+                what: "channels",
+                limit: self.channels,
+                remedy: "drop ended channels, or raise `Config::max_channels`",
+            });
         };
         let at = u64::from(index);
         let host = self.host.slice(at * LINE_BYTES, LINE_BYTES)?;
@@ -118,6 +122,8 @@ impl Drop for Line {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) number: u16,
+    /// The FIFO's index in the engine.
+    pub(crate) fifo_index: usize,
     pub(crate) fifo: Fifo,
     pub(crate) source_len_bytes: u64,
     pub(crate) destination_len_bytes: u64,
@@ -164,10 +170,25 @@ pub struct PortChannel {
 }
 
 impl PortChannel {
-    pub(crate) fn new(line: Line, number: u16, fifo: Fifo, lens: (u64, u64), inbound: Region) -> Self {
+    pub(crate) fn new(
+        line: Line,
+        number: u16,
+        (fifo_index, fifo): (usize, Fifo),
+        lens: (u64, u64),
+        inbound: Region,
+    ) -> Self {
         let (source_len_bytes, destination_len_bytes) = lens;
         let error = OnceLock::new();
-        let shared = Shared { number, fifo, source_len_bytes, destination_len_bytes, inbound, line, error };
+        let shared = Shared {
+            number,
+            fifo_index,
+            fifo,
+            source_len_bytes,
+            destination_len_bytes,
+            inbound,
+            line,
+            error,
+        };
         PortChannel { shared: Arc::new(shared) }
     }
 

@@ -119,7 +119,7 @@ impl Shared {
     /// Ends every wait on every FIFO and channel, from whichever thread.
     pub(crate) fn end_all(&self) {
         for channel in self.channels.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            channel.end(ChannelError::Stopped { channel: channel.number });
+            channel.end(ChannelError::Stopped { fifo: channel.fifo_index, channel: channel.number });
         }
         for fifo in self.fifos.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             fifo.abort();
@@ -236,7 +236,7 @@ impl Engine {
     pub fn add_fifo(&mut self, fifo: Fifo, consumer: Consumer) -> Result<FifoId, Error> {
         let index = self.fifos.len();
         if index == MAX_CHANNELS {
-            return Err(Error::Limit { what: "FIFOs", limit: MAX_CHANNELS });
+            return Err(Error::Limit { what: "FIFOs", limit: MAX_CHANNELS, remedy: "take another engine" });
         }
         self.shared.fifos.lock().unwrap_or_else(PoisonError::into_inner).push(fifo.clone());
         self.fifos.push(FifoState { fifo, consumer: Some(consumer), channels: Vec::new(), closed: false });
@@ -250,7 +250,7 @@ impl Engine {
     pub fn add_port(&mut self, port: Box<dyn Port>) -> Result<PortId, Error> {
         let index = self.backend.ports.len();
         if index == MAX_CHANNELS {
-            return Err(Error::Limit { what: "ports", limit: MAX_CHANNELS });
+            return Err(Error::Limit { what: "ports", limit: MAX_CHANNELS, remedy: "take another engine" });
         }
         self.backend.ports.push(PortState::new(port));
         Ok(PortId { engine: self.shared.id, index })
@@ -279,10 +279,12 @@ impl Engine {
             return Err(being_reset(fifo_index));
         };
         if let Some(source) = consumer.closed() {
-            return Err(ChannelError::Fifo { channel: number, source }.into());
+            return Err(ChannelError::Fifo { fifo: fifo_index, channel: number, source }.into());
         }
         if let Some(error) = &port_state.failed {
-            return Err(ChannelError::Port { channel: number, source: error.clone() }.into());
+            return Err(
+                ChannelError::Port { fifo: fifo_index, channel: number, source: error.clone() }.into()
+            );
         }
         let binding = Binding { source: source.id, destination: destination.id, signal: outbound.id };
         let lane = match port_state.call(|port| port.bind(&binding)) {
@@ -302,7 +304,7 @@ impl Engine {
         };
         let start = consumer.position();
         let lens = (source.region.len_bytes(), destination.len_bytes);
-        let channel = PortChannel::new(line, number, fifo, lens, inbound.region);
+        let channel = PortChannel::new(line, number, (fifo_index, fifo), lens, inbound.region);
         channel.shared.set_frontier(start);
         let index = self.backend.channels.len() as u32;
         port_state.lanes.push(index);
@@ -330,7 +332,9 @@ impl Engine {
                 if channel.words[at] == words[at] {
                     let (number, fifo) = (channel.shared.number, channel.fifo);
                     let index = words[at].index as usize;
-                    return Err(Error::InUse { what, index, by: format!("channel {number} of FIFO {fifo}") });
+                    let by = format!("channel {number} of FIFO {fifo}");
+                    let remedy = "a signal word has one writer for good, so take a new one for each channel";
+                    return Err(Error::InUse { what, index, by, remedy });
                 }
             }
         }
@@ -410,5 +414,10 @@ impl Engine {
 }
 
 fn being_reset(fifo: usize) -> Error {
-    Error::InUse { what: "FIFO", index: fifo, by: "a reset".into() }
+    Error::InUse {
+        what: "FIFO",
+        index: fifo,
+        by: "a reset".into(),
+        remedy: "try again when that has returned",
+    }
 }

@@ -16,6 +16,7 @@ mod request;
 mod runner;
 mod stats;
 mod thread;
+mod trace;
 pub mod transport;
 mod window;
 

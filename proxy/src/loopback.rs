@@ -3,9 +3,9 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portway_fifo::memory::copy_bytes;
 use portway_fifo::{Heap, Platform, Region, Words};
@@ -61,8 +61,15 @@ pub struct Loopback {
 #[derive(Debug)]
 struct Hub {
     id: u64,
-    memories: Mutex<Vec<Option<Registered>>>,
+    memories: Mutex<Memories>,
     endpoints: AtomicUsize,
+}
+
+/// By their index, which is used once.
+#[derive(Debug, Default)]
+struct Memories {
+    known: BTreeMap<u32, Registered>,
+    next: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -70,40 +77,59 @@ struct Registered {
     region: Region,
     /// Bindings of ports that are not closed.
     bound: Arc<AtomicUsize>,
+    /// How often it was imported and not forgotten: an import is the memory itself here.
+    imports: usize,
+    /// Those of the bindings that are of an import.
+    imports_bound: Arc<AtomicUsize>,
+}
+
+/// As what a memory is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum As {
+    Local,
+    Import,
 }
 
 /// A registered memory that cannot be released until this is dropped.
 #[derive(Debug)]
-struct Held(Registered);
+struct Held(Registered, As);
 
 impl Drop for Held {
     fn drop(&mut self) {
         self.0.bound.fetch_sub(1, Ordering::AcqRel);
+        if self.1 == As::Import {
+            self.0.imports_bound.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
 impl Hub {
-    fn registered(&self, what: &'static str, id: MemoryId) -> Result<Registered, TransportError> {
-        self.with(what, id, Registered::clone)
+    /// The memory, held: counted under the lock, so that it is not released in between.
+    fn hold(&self, what: &'static str, id: MemoryId, held_as: As) -> Result<Held, TransportError> {
+        self.with(what, id, |registered| {
+            if held_as == As::Import && registered.imports == 0 {
+                return Err(TransportError::Unknown { what, index: id.index });
+            }
+            registered.bound.fetch_add(1, Ordering::AcqRel);
+            if held_as == As::Import {
+                registered.imports_bound.fetch_add(1, Ordering::AcqRel);
+            }
+            Ok(Held(registered.clone(), held_as))
+        })?
     }
 
-    /// The memory, held: counted under the lock, so that it is not released in between.
-    fn hold(&self, what: &'static str, id: MemoryId) -> Result<Held, TransportError> {
-        self.with(what, id, |registered| {
-            registered.bound.fetch_add(1, Ordering::AcqRel);
-            Held(registered.clone())
-        })
+    fn memories(&self) -> MutexGuard<'_, Memories> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with<R>(
         &self,
         what: &'static str,
         id: MemoryId,
-        body: impl FnOnce(&Registered) -> R,
+        body: impl FnOnce(&mut Registered) -> R,
     ) -> Result<R, TransportError> {
-        let memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
-        match memories.get(id.index as usize) {
-            Some(Some(registered)) if id.transport == self.id => Ok(body(registered)),
+        match self.memories().known.get_mut(&id.index) {
+            Some(registered) if id.transport == self.id => Ok(body(registered)),
             _ => Err(TransportError::Unknown { what, index: id.index }),
         }
     }
@@ -165,9 +191,12 @@ impl Transport for Loopback {
             let (address, place) = (region.address(), region.place());
             return Err(portway_fifo::Error::NotHostMemory { address, place }.into());
         }
-        let mut memories = self.hub.memories.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = memories.len() as u32;
-        memories.push(Some(Registered { region: region.clone(), bound: Arc::default() }));
+        let mut memories = self.hub.memories();
+        let index = memories.next;
+        memories.next += 1;
+        let (bound, imports_bound) = Default::default();
+        let registered = Registered { region: region.clone(), bound, imports: 0, imports_bound };
+        memories.known.insert(index, registered);
         Ok(LocalMemory { id: MemoryId { transport: self.hub.id, index }, region: region.clone() })
     }
 
@@ -176,40 +205,50 @@ impl Transport for Loopback {
     }
 
     fn release(&self, memory: &LocalMemory) -> Result<(), TransportError> {
-        let mut memories = self.hub.memories.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = memory.id.index;
-        let slot = memories.get_mut(index as usize).filter(|_| memory.id.transport == self.hub.id);
-        let Some(slot @ Some(_)) = slot else {
-            return Err(TransportError::Unknown { what: "memory", index });
-        };
-        if let Some(registered) = slot {
-            let ports = registered.bound.load(Ordering::Acquire);
-            if ports != 0 {
-                return Err(TransportError::Busy { address: registered.region.address(), ports });
-            }
+        let (mut memories, index) = (self.hub.memories(), memory.id.index);
+        let known = memories.known.get(&index).filter(|_| memory.id.transport == self.hub.id);
+        let registered = known.ok_or(TransportError::Unknown { what: "memory", index })?;
+        let ports = registered.bound.load(Ordering::Acquire);
+        if ports != 0 {
+            return Err(TransportError::Busy { address: registered.region.address(), ports });
         }
-        *slot = None;
+        memories.known.remove(&index);
         Ok(())
     }
 
     fn export(&self, memory: &LocalMemory) -> Result<Vec<u8>, TransportError> {
-        let registered = self.hub.registered("memory", memory.id)?;
-        Ok(encode(KIND_MEMORY, self.hub.id, u64::from(memory.id.index), registered.region.len_bytes()))
+        let len_bytes = self.hub.with("memory", memory.id, |registered| registered.region.len_bytes())?;
+        Ok(encode(KIND_MEMORY, self.hub.id, u64::from(memory.id.index), len_bytes))
     }
 
     fn import(&self, bytes: &[u8]) -> Result<RemoteMemory, TransportError> {
         let [index, len_bytes] = decode("memory export", KIND_MEMORY, self.hub.id, bytes)?;
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         let id = MemoryId { transport: self.hub.id, index };
-        let registered = self.hub.registered("imported memory", id)?;
-        if registered.region.len_bytes() != len_bytes {
-            return Err(TransportError::Malformed {
-                what: "memory export",
-                expected: format!("{} bytes", registered.region.len_bytes()),
-                seen: format!("{len_bytes} bytes"),
-            });
-        }
-        Ok(RemoteMemory { id, len_bytes })
+        self.hub.with("imported memory", id, |registered| {
+            let there_are = registered.region.len_bytes();
+            if there_are != len_bytes {
+                let (expected, seen) = (format!("{there_are} bytes"), format!("{len_bytes} bytes"));
+                return Err(TransportError::Malformed { what: "memory export", expected, seen });
+            }
+            registered.imports += 1;
+            Ok(RemoteMemory { id, len_bytes })
+        })?
+    }
+
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
+        let (what, index) = ("imported memory", memory.id.index);
+        let last = |registered: &mut Registered| match registered.imports_bound.load(Ordering::Acquire) {
+            _ if registered.imports == 0 => Err(TransportError::Unknown { what, index }),
+            ports if ports != 0 && registered.imports == 1 => {
+                Err(TransportError::Busy { address: registered.region.address(), ports })
+            }
+            _ => {
+                registered.imports -= 1;
+                Ok(())
+            }
+        };
+        self.hub.with(what, memory.id, last)?
     }
 
     fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError> {
@@ -348,23 +387,17 @@ impl Bound {
         len_bytes
     }
 
-    fn holds(&self, op: &Op) -> bool {
-        let inside = |region: &Region, offset: u64, len: u64| {
-            offset.checked_add(len).is_some_and(|end| end <= region.len_bytes())
-        };
-        op.put.is_none_or(|put| {
-            inside(&self.source.0.region, put.source_offset_bytes, put.len_bytes)
-                && inside(&self.destination.0.region, put.destination_offset_bytes, put.len_bytes)
-        })
+    fn lens_bytes(&self) -> [u64; 2] {
+        [self.source.0.region.len_bytes(), self.destination.0.region.len_bytes()]
     }
 }
 
 impl Port for LoopbackPort {
     fn bind(&mut self, binding: &Binding) -> Result<Lane, TransportError> {
         self.check()?;
-        let source = self.hub.hold("source", binding.source)?;
-        let destination = self.hub.hold("destination", binding.destination)?;
-        let signal = self.hub.hold("signal word", binding.signal)?;
+        let source = self.hub.hold("source", binding.source, As::Local)?;
+        let destination = self.hub.hold("destination", binding.destination, As::Import)?;
+        let signal = self.hub.hold("signal word", binding.signal, As::Import)?;
         let (from, to) = (&source.0.region, &destination.0.region);
         if from.overlaps(to) {
             let (source_address, destination_address) = (from.address(), to.address());
@@ -387,9 +420,9 @@ impl Port for LoopbackPort {
         if refuse || self.resting.len() + self.complete.len() + self.lost >= self.config.depth {
             return Ok(Submit::Full);
         }
-        if !self.lanes.get(op.lane.0 as usize).is_some_and(|lane| lane.holds(op)) {
-            let what = "an op of a lane that is not bound, or outside its memory";
-            return Err(self.fail(TransportError::Contract { what, lane: op.lane.0, sequence: op.sequence }));
+        let lens_bytes = |lane: Lane| self.lanes[lane.0 as usize].lens_bytes();
+        if let Some(error) = TransportError::of_op(op, self.lanes.len(), lens_bytes) {
+            return Err(self.fail(error));
         }
         let number = self.accepted;
         self.accepted += 1;

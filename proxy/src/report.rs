@@ -75,10 +75,8 @@ impl Snapshot {
         let fifos = engine.fifos();
         let channel = |(at, shared): (usize, _)| {
             let channel = PortChannel { shared };
-            // Two FIFOs never have the same words.
-            let handle = channel.shared.fifo.handle();
             ChannelSnapshot {
-                fifo: fifos.iter().position(|fifo| fifo.handle() == handle).unwrap_or(usize::MAX),
+                fifo: channel.shared.fifo_index,
                 number: channel.number(),
                 frontier: channel.frontier(),
                 under_way: under_way.get(at).copied(),

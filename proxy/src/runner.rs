@@ -1,5 +1,6 @@
 //! [`Proxy`]: an engine on a thread of its own.
 
+use core::convert::identity;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -14,6 +15,7 @@ use crate::flusher::{FlushStream, Flusher};
 use crate::report::{REPORT_WAIT, Snapshot};
 use crate::stats::Stats;
 use crate::thread::{Idle, Worker, bind_to};
+use crate::trace::told;
 use crate::transport::Port;
 
 /// How to run an engine. `RunConfig { idle: Idle::Yield, ..RunConfig::default() }`.
@@ -184,7 +186,7 @@ impl Proxy {
         };
         let mut proxy = Proxy { shared, exit: Mutex::new(exit), worker: Some(worker), flusher };
         match is_bound.recv_timeout(CALL_TIMEOUT) {
-            Ok(Ok(())) => Ok(proxy),
+            Ok(Ok(())) => told("start", Ok(proxy)),
             Ok(Err(error)) => {
                 proxy.finish(Stop::Cancel);
                 Err(error)
@@ -198,7 +200,7 @@ impl Proxy {
     /// # Errors
     /// As there, [`Error::Unresponsive`], and [`Error::Thread`] if the engine's thread has ended.
     pub fn add_port(&self, port: Box<dyn Port>) -> Result<PortId, Error> {
-        self.call(move |engine| engine.add_port(port))?
+        told("add_port", self.call(move |engine| engine.add_port(port)).and_then(identity))
     }
 
     /// Adds a channel. See [`Engine::add_channel`].
@@ -207,8 +209,9 @@ impl Proxy {
     /// As [`add_port`](Self::add_port).
     pub fn add_channel(&self, config: ChannelConfig) -> Result<PortChannel, Error> {
         // The part that may block in a driver, on this thread.
-        let prepared = self.shared.engine.prepare(config)?;
-        self.call(move |engine| engine.install(prepared))?
+        let prepared = self.shared.engine.prepare(config);
+        let install = |prepared| self.call(move |engine| engine.install(prepared)).and_then(identity);
+        told("add_channel", prepared.and_then(install))
     }
 
     /// Ends a port's channels and closes it; true once what it had bound can be released. See
@@ -217,7 +220,7 @@ impl Proxy {
     /// # Errors
     /// As [`add_port`](Self::add_port).
     pub fn close_port(&self, port: PortId) -> Result<bool, Error> {
-        self.call(move |engine| engine.close_port(port))?
+        told("close_port", self.call(move |engine| engine.close_port(port)).and_then(identity))
     }
 
     /// Opens an aborted or broken FIFO again. See [`Engine::reset_fifo`]. On the caller's thread it reads and writes the
@@ -226,6 +229,10 @@ impl Proxy {
     /// # Errors
     /// As [`add_port`](Self::add_port); [`Error::InUse`] while another thread resets it.
     pub fn reset_fifo(&self, fifo: FifoId) -> Result<(), Error> {
+        told("reset_fifo", self.reset(fifo))
+    }
+
+    fn reset(&self, fifo: FifoId) -> Result<(), Error> {
         let Some(mut consumer) = self.call(move |engine| engine.begin_reset(fifo))?? else { return Ok(()) };
         // The part that may block in a driver, on this thread.
         let result = consumer.reset();
@@ -343,7 +350,10 @@ impl Proxy {
             quarantined.push("portway-flusher");
         }
         let Exit { drained, cancelled, quiesced } = exit;
-        Report { drained, cancelled, quiesced, quarantined, stats }
+        let report = Report { drained, cancelled, quiesced, quarantined, stats };
+        #[cfg(feature = "tracing")]
+        crate::trace::stopped(&report, &self.shared.engine);
+        report
     }
 
     /// The thread's last word, if it comes before `over`. Once the time to drain is over, nobody waits for the thread.

@@ -26,8 +26,8 @@
 //!     rest until the next of them. The engine polls an idle port too, about every millisecond, so an end may rely on
 //!     its peer's polls.
 //! 11. **Lanes count from 0**, and can be bound while ops are under way. A refused binding changes nothing.
-//! 12. **What is bound stays bound** until the port is quiesced, and is free then. A port that is closed again and again
-//!     is quiesced in the end, after an error too.
+//! 12. **What is bound stays bound** until the port is quiesced, and is free then: memory can be released, and imports can
+//!     be forgotten. A port that is closed again and again is quiesced in the end, after an error too.
 //! 13. **Bytes from a peer are checked**: truncated or foreign ones are [`Malformed`](TransportError::Malformed).
 
 use core::fmt::Debug;
@@ -162,6 +162,14 @@ pub trait Transport: Debug + Send + Sync {
     /// # Errors
     /// [`TransportError::Malformed`] for bytes that are truncated, foreign or of another version.
     fn import(&self, bytes: &[u8]) -> Result<RemoteMemory, TransportError>;
+
+    /// Takes an import back, so that what was opened for it can go: an import that is never forgotten stays as long as the
+    /// transport. What was imported several times is forgotten as often.
+    ///
+    /// # Errors
+    /// [`TransportError::Busy`] while a port that is not quiesced has it bound; [`TransportError::Unknown`] when it was
+    /// forgotten, or, where the transport can tell, when its owner has released it.
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError>;
 
     /// One end of a connection, and the bytes that the peer's end needs.
     fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError>;

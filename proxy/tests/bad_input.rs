@@ -96,8 +96,8 @@ fn what_belongs_to_another_engine() {
     let (fifo, _) = add_fifo(&mut engine, 64);
     let port = engine.add_port(Scripted::new().port()).unwrap();
 
-    let of_fifo = "FIFO 2 belongs to another engine";
-    let of_port = "port 4 belongs to another engine";
+    let of_fifo = "FIFO 2 belongs to another engine: name one that this engine's own calls have returned";
+    let of_port = "port 4 belongs to another engine: name one that this engine's own calls have returned";
     assert_eq!(says(engine.add_channel(scripted_channel(foreign_fifo, port, 8))), of_fifo);
     assert_eq!(says(engine.add_channel(scripted_channel(fifo, foreign_port, 8))), of_port);
     assert_eq!(says(engine.reset_fifo(foreign_fifo)), of_fifo);
@@ -171,13 +171,18 @@ fn regions_and_words_that_no_channel_can_have() {
     ] {
         let result = engine.add_channel(config);
         assert!(matches!(result, Err(Error::InUse { .. })));
-        assert_eq!(says(result), format!("{what} signal word {index} is in use by channel 0 of FIFO 0"));
+        let remedy = "a signal word has one writer for good, so take a new one for each channel";
+        let expected = format!("{what} signal word {index} is in use by channel 0 of FIFO 0: {remedy}");
+        assert_eq!(says(result), expected);
     }
     assert!(channel.error().is_none());
     engine.add_channel(good()).unwrap();
     let result = engine.add_channel(good());
-    assert!(matches!(result, Err(Error::Limit { what: "channels", limit: 2 })));
-    assert_eq!(says(result), "the engine already has its 2 channels");
+    assert!(matches!(result, Err(Error::Limit { what: "channels", limit: 2, .. })));
+    assert_eq!(
+        says(result),
+        "the engine has 2 channels, as many as it can: drop ended channels, or raise `Config::max_channels`"
+    );
 }
 
 #[test]
@@ -318,7 +323,10 @@ fn triggers_that_make_no_sense() {
         let number = request.channel;
         assert_eq!(
             error.to_string(),
-            format!("channel {number}: the trigger at position {at} is refused, {expected}: {request:?}")
+            format!(
+                "channel {number} of FIFO 0: the trigger at position {at} is refused, {expected}: {request:?}; compare it \
+                 with the memories that the channel is bound to"
+            )
         );
         // What came before it was handed on, counted and published.
         assert_eq!(port.script().ops.len(), 3);
@@ -343,14 +351,20 @@ fn use_after_the_end() {
         producer.wait(),
         producer.poll().map(drop),
     ] {
-        assert!(matches!(result, Err(Error::Channel(ChannelError::Stopped { channel: 0 }))), "{result:?}");
+        assert!(
+            matches!(result, Err(Error::Channel(ChannelError::Stopped { channel: 0, .. }))),
+            "{result:?}"
+        );
     }
-    assert_eq!(says(producer.flush()), "channel 0: the proxy has stopped");
+    assert_eq!(says(producer.flush()), "channel 0 of FIFO 0: the proxy has stopped");
     let config = channel_config(&transport, fifo, ports[0], &ends[0], &ends[1]);
     let mut fresh = config.clone();
     fresh.inbound = transport.signal_word().unwrap();
     fresh.outbound = import(&transport, &transport.signal_word().unwrap());
-    assert_eq!(says(engine.add_channel(fresh)), "channel 1: the FIFO was aborted");
+    assert_eq!(
+        says(engine.add_channel(fresh)),
+        "channel 1 of FIFO 0: the FIFO was aborted: reset it when nobody uses it"
+    );
     // Stepping it further does no harm.
     assert!(engine.step(Duration::ZERO).is_idle());
     // The channel outlives its engine.
@@ -379,13 +393,17 @@ fn memories_that_the_transport_does_not_know_or_that_overlap() {
         assert!(matches!(result, Err(Error::Transport(TransportError::Unknown { .. }))), "{result:?}");
     }
     let text = says(engine.add_channel(ChannelConfig { source: foreign.source.clone(), ..good() }));
-    assert_eq!(text, "source 0 is not known to this transport");
+    assert_eq!(
+        text,
+        "source 0 is not known to this transport: it is another's, was released, or was forgotten"
+    );
     for memory in [
         &foreign.source,
         &LocalMemory { id: MemoryId { index: 99, ..here.source.id }, ..here.source.clone() },
     ] {
         for text in [says(transport.release(memory)), says(transport.export(memory))] {
-            assert!(text.ends_with(&format!("{} is not known to this transport", memory.id.index)), "{text}");
+            let part = format!(" {} is not known to this transport: ", memory.id.index);
+            assert!(text.contains(&part), "{text}");
         }
     }
 
@@ -393,13 +411,19 @@ fn memories_that_the_transport_does_not_know_or_that_overlap() {
     let result = engine.add_channel(ChannelConfig { destination: import(&transport, &part), ..good() });
     assert!(matches!(result, Err(Error::Transport(TransportError::Overlap { .. }))));
     let (a, b) = (here.source.region.address(), part.region.address());
-    assert_eq!(says(result), format!("the source at {a:#x} and the destination at {b:#x} share bytes"));
+    assert_eq!(
+        says(result),
+        format!("the source at {a:#x} and the destination at {b:#x} share bytes: bind memories that do not")
+    );
     engine.add_channel(good()).unwrap();
 
     let text = says(transport.release(&here.source));
-    assert_eq!(text, format!("the memory at {a:#x} is bound by 1 ports that are not closed"));
+    assert_eq!(
+        text,
+        format!("the memory at {a:#x} is bound by 1 ports that are not quiesced: close them, and try again")
+    );
     transport.release(&part).unwrap();
-    assert!(says(transport.release(&part)).ends_with("is not known to this transport"));
+    assert!(says(transport.release(&part)).contains(" is not known to this transport: "));
 }
 
 #[test]
@@ -456,9 +480,12 @@ fn a_fifo_that_is_closed_takes_no_channel() {
     }
     let text = says(producer.signal(1));
     assert_eq!(text, "waited 0ns for room in the ring to reach 1; it stands at 0");
-    let broken = "the FIFO is broken: the push at position 64 gave up (timeout) and left a gap; reset it when nobody uses it";
+    let broken = "the FIFO is broken: the push at position 64 gave up (timeout) and left a gap: reset it when nobody uses it";
     assert_eq!(says(producer.signal(1)), broken);
-    assert_eq!(says(engine.add_channel(scripted_channel(fifo, port, 8))), format!("channel 1: {broken}"));
+    assert_eq!(
+        says(engine.add_channel(scripted_channel(fifo, port, 8))),
+        format!("channel 1 of FIFO 0: {broken}")
+    );
     engine.step(Duration::ZERO);
-    assert_eq!(channel.error().unwrap().to_string(), format!("channel 0: {broken}"));
+    assert_eq!(channel.error().unwrap().to_string(), format!("channel 0 of FIFO 0: {broken}"));
 }

@@ -63,7 +63,7 @@ impl Rig {
     /// The victim has ended with the port's error; returns that.
     fn port_error(&self) -> TransportError {
         match self.victim.error() {
-            Some(ChannelError::Port { channel, source }) => {
+            Some(ChannelError::Port { channel, source, .. }) => {
                 assert_eq!(channel, self.victim.number());
                 source
             }
@@ -132,7 +132,7 @@ fn a_full_port_stalls_its_fifo_by_name_until_the_deadline() {
     assert!(rig.victim.error().is_none());
     rig.engine.step(LATE);
     let error = rig.victim.error().expect("the deadline");
-    let ChannelError::Deadline { channel, position, after, sent } = error.clone() else {
+    let ChannelError::Deadline { channel, position, after, sent, .. } = error.clone() else {
         panic!("{error:?}")
     };
     assert_eq!((channel, position, sent), (rig.victim.number(), Position(0), false));
@@ -272,7 +272,10 @@ fn a_port_that_panics_while_it_binds_fails() {
     rig.bad.script().bind = Act::Fail(TransportError::Unknown { what: "source", index: 7 });
     for _ in 0..2 * Config::default().max_channels {
         let error = rig.engine.add_channel(scripted_channel(rig.fifo, rig.bad_id, 4096)).unwrap_err();
-        assert_eq!(error.to_string(), "source 7 is not known to this transport");
+        assert_eq!(
+            error.to_string(),
+            "source 7 is not known to this transport: it is another's, was released, or was forgotten"
+        );
     }
     rig.bad.script().bind = Act::Obey;
     let channel = rig.engine.add_channel(scripted_channel(rig.fifo, rig.bad_id, 4096)).unwrap();
@@ -351,7 +354,10 @@ fn completions_that_are_not_true_end_the_port() {
         rig.bad.script().done.extend(completions.iter().copied());
         let after = witness.put(0, 0, 8).unwrap();
         rig.step();
-        assert_eq!(rig.port_error().to_string(), format!("the port broke its contract: {says}"));
+        assert_eq!(
+            rig.port_error().to_string(),
+            format!("the port broke its contract: {says}: hold its transport to the conformance suite")
+        );
         assert_eq!(rig.witness.frontier(), after.plus(1));
         // What was true before the lie counts.
         let true_ones = completions.len() as u64 - 1;
@@ -363,8 +369,14 @@ fn completions_that_are_not_true_end_the_port() {
 #[test]
 fn a_count_beyond_the_buffer_or_beyond_what_was_written_ends_the_port() {
     for (count, says) in [
-        (65, "the port reported 65 completions into room for 64"),
-        (usize::MAX, "the port reported 18446744073709551615 completions into room for 64"),
+        (
+            65,
+            "the port reported 65 completions into room for 64: hold its transport to the conformance suite",
+        ),
+        (
+            usize::MAX,
+            "the port reported 18446744073709551615 completions into room for 64: hold its transport to the conformance suite",
+        ),
     ] {
         let mut rig = Rig::new(16);
         rig.bad.script().count = Some(count);

@@ -213,7 +213,11 @@ fn a_running_proxy_takes_ports_and_channels_from_any_thread() {
                     }
                     assert!(proxy.close_port(port).unwrap());
                     let error = proxy.add_channel(scripted_channel(fifo, port, 4096)).unwrap_err();
-                    assert_eq!(error.to_string(), "channel 8: the port is closed");
+                    let text = error.to_string();
+                    assert!(
+                        text.starts_with("channel 8 of FIFO ") && text.contains(": the port is closed"),
+                        "{text}"
+                    );
                 });
             }
         });
@@ -256,7 +260,10 @@ fn a_running_proxy_resets_a_fifo_for_new_channels() {
         fifo.abort();
         until(LIMIT, "the channel's end", || old.error().is_some(), || old.error());
         let error = proxy.add_channel(scripted_channel(id, port_id, 4096)).unwrap_err();
-        assert_eq!(error.to_string(), "channel 1: the FIFO was aborted");
+        assert_eq!(
+            error.to_string(),
+            "channel 1 of FIFO 0: the FIFO was aborted: reset it when nobody uses it"
+        );
         proxy.reset_fifo(id).unwrap();
 
         let new = proxy.add_channel(scripted_channel(id, port_id, 4096)).unwrap();

@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use portway_fifo::Heap;
+use portway_fifo::{Heap, Region};
 use portway_proxy::TransportError;
 use portway_proxy::conformance::broken::{Broken, Defect};
 use portway_proxy::conformance::{self, CHECKS, End, Failing, Fixture, Limits, Outcome, Pair};
 use portway_proxy::loopback::{Config, Faults, Loopback};
-use portway_proxy::transport::Transport;
+use portway_proxy::transport::{
+    Binding, Close, Completion, Endpoint, Lane, LocalMemory, Op, Port, RemoteMemory, Submit, Transport,
+};
 
 fn end(transport: impl Transport + 'static) -> End {
     End::new(transport, |len_bytes| Heap.allocate(len_bytes))
@@ -138,6 +140,7 @@ fn words(defect: Defect) -> &'static str {
         Defect::NeverQuiesced => "quiesced in the end; seen Pending after",
         Defect::KeepsMemory => "expected release succeeds",
         Defect::ReleasesBound => "memory that is bound is refused as Busy; seen success",
+        Defect::ForgetsBound => "a destination that is bound is refused as Busy; seen success",
         Defect::TrustsBytes => "cut to 0 bytes is refused as Malformed",
         Defect::Panics => "a panic: the twelfth poll of a broken port",
         _ => panic!("{defect:?} has no words here"),
@@ -172,6 +175,96 @@ fn every_sentence_has_a_defect_that_its_check_finds() {
         let found = Defect::ALL.iter().any(|(_, name)| *name == check.name);
         assert!(found, "nothing shows that {} can fail", check.name);
     }
+}
+
+/// Loopback whose ports do all that they can as soon as they are offered an op.
+#[derive(Clone, Debug)]
+struct Eager(Loopback);
+
+impl Transport for Eager {
+    fn register(&self, region: &Region) -> Result<LocalMemory, TransportError> {
+        self.0.register(region)
+    }
+
+    fn signal_word(&self) -> Result<LocalMemory, TransportError> {
+        self.0.signal_word()
+    }
+
+    fn release(&self, memory: &LocalMemory) -> Result<(), TransportError> {
+        self.0.release(memory)
+    }
+
+    fn export(&self, memory: &LocalMemory) -> Result<Vec<u8>, TransportError> {
+        self.0.export(memory)
+    }
+
+    fn import(&self, bytes: &[u8]) -> Result<RemoteMemory, TransportError> {
+        self.0.import(bytes)
+    }
+
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
+        self.0.forget(memory)
+    }
+
+    fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError> {
+        let (endpoint, bytes) = self.0.endpoint()?;
+        Ok((Box::new(EagerEnd(endpoint)), bytes))
+    }
+}
+
+#[derive(Debug)]
+struct EagerEnd(Box<dyn Endpoint>);
+
+impl Endpoint for EagerEnd {
+    fn connect(self: Box<Self>, peer: &[u8], timeout: Duration) -> Result<Box<dyn Port>, TransportError> {
+        Ok(Box::new(EagerPort(self.0.connect(peer, timeout)?)))
+    }
+}
+
+#[derive(Debug)]
+struct EagerPort(Box<dyn Port>);
+
+impl Port for EagerPort {
+    fn bind(&mut self, binding: &Binding) -> Result<Lane, TransportError> {
+        self.0.bind(binding)
+    }
+
+    fn submit(&mut self, op: &Op) -> Result<Submit, TransportError> {
+        let answer = self.0.submit(op)?;
+        self.0.kick()?;
+        Ok(answer)
+    }
+
+    fn kick(&mut self) -> Result<(), TransportError> {
+        self.0.kick()
+    }
+
+    fn poll(&mut self, completions: &mut [Completion]) -> Result<usize, TransportError> {
+        self.0.poll(completions)
+    }
+
+    fn close(&mut self) -> Result<Close, TransportError> {
+        self.0.close()
+    }
+}
+
+/// What an op does may be seen before the port is kicked.
+#[test]
+fn a_port_that_works_before_it_is_kicked_passes() {
+    struct OverEager(OverLoopback);
+    impl Fixture for OverEager {
+        fn pair(&self) -> Result<Pair, TransportError> {
+            let eager = || end(Eager(self.0.0.clone()));
+            Ok(Pair { a: eager(), b: eager() })
+        }
+
+        fn failing_pair(&self) -> Result<Failing, TransportError> {
+            self.0.failing_pair()
+        }
+    }
+    let report = conformance::run(&OverEager(OverLoopback::new(Config::default())));
+    report.assert();
+    assert_eq!(report.waived().count(), 0);
 }
 
 /// Loopback that cannot be made to fail.

@@ -133,7 +133,10 @@ fn the_engines_thread_makes_no_driver_call() {
         until(LIMIT, "a caller in the driver", || blocked.inside() == 1, || blocked.inside());
         (0..100).for_each(|_| working.flush().unwrap());
         // One reset at a time, and no channel in the meantime.
-        assert_eq!(proxy.reset_fifo(second).unwrap_err().to_string(), "FIFO 1 is in use by a reset");
+        assert_eq!(
+            proxy.reset_fifo(second).unwrap_err().to_string(),
+            "FIFO 1 is in use by a reset: try again when that has returned"
+        );
         assert!(!resetting.is_finished());
         blocked.open();
         resetting.join().unwrap().unwrap();

@@ -553,7 +553,7 @@ proptest! {
         let position = Position(0);
         if request.channel > 1 {
             for error in errors {
-                let Some(ChannelError::Request { channel, position: at, fault, request: seen }) = error else {
+                let Some(ChannelError::Request { channel, position: at, fault, request: seen, .. }) = error else {
                     panic!("{error:?}");
                 };
                 let expected = RequestFault::UnknownChannel { channels: 2 };

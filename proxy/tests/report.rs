@@ -57,7 +57,7 @@ fn a_report_names_depths_frontiers_stalls_and_errors() {
         );
         is(
             "FIFO 1, channel 0",
-            "FIFO 1, channel 0, port 1: complete up to 0; ended: channel 0: the port is closed",
+            "FIFO 1, channel 0, port 1: complete up to 0; ended: channel 0 of FIFO 1: the port is closed: connect another",
         );
         let engine = &lines(&text, "engine:")[0];
         assert!(

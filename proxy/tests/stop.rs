@@ -280,7 +280,7 @@ fn a_drain_handles_everything_first() {
         assert!(report.drained && report.quiesced && report.quarantined.is_empty(), "{report:?}");
         assert_eq!((report.cancelled, report.stats.completions), (0, SLOTS));
         assert_eq!(channel.frontier(), Position(SLOTS));
-        assert!(matches!(producer.flush(), Err(Error::Channel(ChannelError::Stopped { channel: 0 }))));
+        assert!(matches!(producer.flush(), Err(Error::Channel(ChannelError::Stopped { channel: 0, .. }))));
     });
     // The control: cancelled, the same triggers are not all handled.
     within(LIMIT, "a cancel", || {
@@ -338,7 +338,7 @@ fn a_call_to_a_stuck_engine_is_withdrawn() {
         until(LIMIT, "the engine's thread in the port", || gate.inside() == 1, || gate.inside());
         let added = Scripted::new();
         let error = proxy.add_port(added.port()).unwrap_err();
-        assert_eq!(error.to_string(), "the engine's thread did not answer within 5s");
+        assert!(error.to_string().starts_with("the engine's thread did not answer within 5s: "), "{error}");
         assert!(added.script().is_dropped, "the call was withdrawn, and its port with it");
         assert!(channel.error().is_none());
         gate.open();

@@ -35,7 +35,7 @@ pub enum Error {
         present: Vec<String>,
     },
     /// No port that could be used is active.
-    #[error("no active RDMA port; seen: {}", list(.seen))]
+    #[error("no active RDMA port; seen: {}. Bring a link up; `rdma link` shows them", list(.seen))]
     NoActivePort {
         /// Every port that was looked at, as `device:port state`.
         seen: Vec<String>,

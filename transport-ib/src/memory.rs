@@ -1,8 +1,9 @@
 //! Memories that the transport knows: registered here, or imported from a peer.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portway_fifo::{Place, Region, memory::Segment};
 use portway_proxy::TransportError;
@@ -41,44 +42,66 @@ pub(crate) struct Local {
     bound: AtomicUsize,
 }
 
+/// A memory of a peer, imported.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) memory: message::Memory,
+    /// Bindings of ports that are not quiesced.
+    bound: AtomicUsize,
+}
+
 /// A share in a memory that a port has bound.
 #[derive(Debug)]
-pub(crate) struct Bound(Arc<Local>);
-
-impl Bound {
-    pub(crate) fn memory(&self) -> &Arc<Local> {
-        &self.0
-    }
+pub(crate) enum Bound {
+    Local(Arc<Local>),
+    Remote(Arc<Remote>),
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        self.0.bound.fetch_sub(1, Ordering::AcqRel);
+        let bound = match self {
+            Bound::Local(memory) => &memory.bound,
+            Bound::Remote(memory) => &memory.bound,
+        };
+        bound.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 #[derive(Clone, Debug)]
 enum Known {
     Local(Arc<Local>),
-    Remote(Arc<message::Memory>),
+    Remote(Arc<Remote>),
 }
 
 /// All memories of one transport, by their index.
 #[derive(Debug)]
 pub(crate) struct Memories {
     pub(crate) transport: u64,
-    known: Mutex<Vec<Option<Known>>>,
+    table: Mutex<Table>,
+}
+
+/// By their index, which is used once.
+#[derive(Debug, Default)]
+struct Table {
+    known: BTreeMap<u32, Known>,
+    next: u32,
 }
 
 impl Memories {
     pub(crate) fn new(transport: u64) -> Self {
-        Memories { transport, known: Mutex::default() }
+        Memories { transport, table: Mutex::default() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, known: Known) -> MemoryId {
-        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(Some(known));
-        MemoryId { transport: self.transport, index: all.len() as u32 - 1 }
+        let mut table = self.table();
+        let index = table.next;
+        table.next += 1;
+        table.known.insert(index, known);
+        MemoryId { transport: self.transport, index }
     }
 
     pub(crate) fn add_local(&self, memory: Local) -> MemoryId {
@@ -86,56 +109,81 @@ impl Memories {
     }
 
     pub(crate) fn add_remote(&self, memory: message::Memory) -> MemoryId {
-        self.add(Known::Remote(Arc::new(memory)))
+        self.add(Known::Remote(Arc::new(Remote { memory, bound: AtomicUsize::new(0) })))
     }
 
-    fn get(&self, id: MemoryId) -> Option<Known> {
-        let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = all.get(id.index as usize)?.clone();
-        known.filter(|_| id.transport == self.transport)
+    /// Under the table's lock, so that a binding is seen by a release, or comes after it.
+    fn find<'a>(
+        &self,
+        table: &'a Table,
+        what: &'static str,
+        id: MemoryId,
+    ) -> Result<&'a Known, TransportError> {
+        let known = table.known.get(&id.index).filter(|_| id.transport == self.transport);
+        known.ok_or(TransportError::Unknown { what, index: id.index })
     }
 
     pub(crate) fn local(&self, what: &'static str, id: MemoryId) -> Result<Arc<Local>, TransportError> {
-        match self.get(id) {
-            Some(Known::Local(memory)) => Ok(memory),
-            _ => Err(TransportError::Unknown { what, index: id.index }),
+        match self.find(&self.table(), what, id)? {
+            Known::Local(memory) => Ok(memory.clone()),
+            Known::Remote(_) => Err(TransportError::Unknown { what, index: id.index }),
         }
     }
 
     /// A memory of this side, which from now on cannot be released before the port is quiesced.
-    pub(crate) fn bind(&self, what: &'static str, id: MemoryId) -> Result<Bound, TransportError> {
-        let all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match all.get(id.index as usize) {
-            Some(Some(Known::Local(memory))) if id.transport == self.transport => {
-                // Under the lock, so that a release sees it or comes first.
-                memory.bound.fetch_add(1, Ordering::AcqRel);
-                Ok(Bound(memory.clone()))
-            }
-            _ => Err(TransportError::Unknown { what, index: id.index }),
-        }
-    }
-
-    pub(crate) fn remote(
+    pub(crate) fn bind_local(
         &self,
         what: &'static str,
         id: MemoryId,
-    ) -> Result<Arc<message::Memory>, TransportError> {
-        match self.get(id) {
-            Some(Known::Remote(memory)) => Ok(memory),
-            _ => Err(TransportError::Unknown { what, index: id.index }),
+    ) -> Result<(Bound, Arc<Local>), TransportError> {
+        match self.find(&self.table(), what, id)? {
+            Known::Local(memory) => {
+                memory.bound.fetch_add(1, Ordering::AcqRel);
+                Ok((Bound::Local(memory.clone()), memory.clone()))
+            }
+            Known::Remote(_) => Err(TransportError::Unknown { what, index: id.index }),
         }
+    }
+
+    /// A memory of the peer's, which from now on cannot be forgotten before the port is quiesced.
+    pub(crate) fn bind_remote(
+        &self,
+        what: &'static str,
+        id: MemoryId,
+    ) -> Result<(Bound, Arc<Remote>), TransportError> {
+        match self.find(&self.table(), what, id)? {
+            Known::Remote(memory) => {
+                memory.bound.fetch_add(1, Ordering::AcqRel);
+                Ok((Bound::Remote(memory.clone()), memory.clone()))
+            }
+            Known::Local(_) => Err(TransportError::Unknown { what, index: id.index }),
+        }
+    }
+
+    /// Ends an import that no port has bound.
+    pub(crate) fn forget(&self, id: MemoryId) -> Result<(), TransportError> {
+        let (mut table, what) = (self.table(), "imported memory");
+        let Known::Remote(remote) = self.find(&table, what, id)? else {
+            return Err(TransportError::Unknown { what, index: id.index });
+        };
+        let ports = remote.bound.load(Ordering::Acquire);
+        if ports != 0 {
+            return Err(TransportError::Busy { address: remote.memory.spans[0].address, ports });
+        }
+        table.known.remove(&id.index);
+        Ok(())
     }
 
     /// Ends a registration that no port has bound.
     pub(crate) fn release(&self, id: MemoryId) -> Result<(), TransportError> {
         let memory = self.local("memory", id)?;
         {
-            let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut table = self.table();
             let ports = memory.bound.load(Ordering::Acquire);
             if ports != 0 {
                 return Err(TransportError::Busy { address: memory.region.address(), ports });
             }
-            all[id.index as usize] = None;
+            table.known.remove(&id.index);
         }
         // An export that looked the memory up before lets go of it in a moment, and then ends the registration.
         match Arc::into_inner(memory) {

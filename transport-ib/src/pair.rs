@@ -51,16 +51,9 @@ impl Bindings {
         }
     }
 
-    /// Whether an op lies in its memories.
-    pub(crate) fn holds(&self, op: &Op) -> bool {
-        let inside = |offset_bytes: u64, len_bytes: u64, limit_bytes: u64| {
-            offset_bytes.checked_add(len_bytes).is_some_and(|end| end <= limit_bytes)
-        };
-        op.put.is_none_or(|put| {
-            put.len_bytes > 0
-                && inside(put.source_offset_bytes, put.len_bytes, self.source_len_bytes)
-                && inside(put.destination_offset_bytes, put.len_bytes, self.destination_len_bytes)
-        })
+    /// How long source and destination are.
+    pub(crate) fn lens_bytes(&self) -> [u64; 2] {
+        [self.source_len_bytes, self.destination_len_bytes]
     }
 }
 

@@ -147,8 +147,7 @@ impl IbPort {
 
     /// The caller's mistake: reported at once, nothing of it has reached the device.
     #[cold]
-    fn refuse(&mut self, op: &Op, what: &'static str) -> TransportError {
-        let error = TransportError::Contract { what, lane: op.lane.0, sequence: op.sequence };
+    fn refuse(&mut self, error: TransportError) -> TransportError {
         self.fail(error.clone());
         self.state = State::Failed(error.clone());
         error
@@ -266,9 +265,10 @@ impl Port for IbPort {
     fn bind(&mut self, binding: &Binding) -> Result<Lane, TransportError> {
         self.closed()?;
         let memories = &self.inner.memories;
-        let source = memories.bind("source", binding.source)?;
+        let (source_bound, source) = memories.bind_local("source", binding.source)?;
         let of_peer = |what, id| {
-            let memory = memories.remote(what, id)?;
+            let (bound, remote) = memories.bind_remote(what, id)?;
+            let memory = &remote.memory;
             if memory.transport != self.peer_transport {
                 return Err(TransportError::Malformed {
                     what,
@@ -276,10 +276,11 @@ impl Port for IbPort {
                     seen: format!("memory of transport {:#x}", memory.transport),
                 });
             }
-            Ok(memory)
+            Ok((bound, remote))
         };
-        let destination = of_peer("destination", binding.destination)?;
-        let signal = of_peer("signal word", binding.signal)?;
+        let (destination_bound, destination) = of_peer("destination", binding.destination)?;
+        let (signal_bound, signal) = of_peer("signal word", binding.signal)?;
+        let (destination, signal) = (&destination.memory, &signal.memory);
         let word = match signal.spans[..] {
             // Other memory may be written out of order: a signal there could overtake its data.
             [word] if signal.is_word && word.len_bytes == 8 && word.address % 8 == 0 => word,
@@ -296,7 +297,7 @@ impl Port for IbPort {
             let what = "a signal word that does not lie in the memory of the data";
             return Err(portway_fifo::Error::Unsupported { what }.into());
         }
-        let region = &source.memory().region;
+        let region = &source.region;
         if destination.transport == memories.transport {
             let (begin, end) = (region.address(), region.address() + region.len_bytes());
             if let Some(span) =
@@ -308,7 +309,7 @@ impl Port for IbPort {
                 });
             }
         }
-        let (from, to) = (&source.memory().spans[..], &destination.spans[..]);
+        let (from, to) = (&source.spans[..], &destination.spans[..]);
         let lens = (region.len_bytes(), destination.len_bytes());
         let direct_bytes = match (from, to) {
             ([_], [_]) => lens.0.min(lens.1).min(self.longest_bytes.into()),
@@ -328,7 +329,7 @@ impl Port for IbPort {
             source: from.into(),
             destination: to.into(),
         });
-        self.bound.push(source);
+        self.bound.extend([source_bound, destination_bound, signal_bound]);
         Ok(lane)
     }
 
@@ -406,12 +407,11 @@ impl IbPort {
         if !self.is_open() {
             return self.closed().map(|()| Submit::Full);
         }
-        let Some(lane) = self.lanes.get(op.lane.0 as usize) else {
-            return Err(self.refuse(op, "an op of a lane that is not bound"));
-        };
-        if !lane.holds(op) {
-            return Err(self.refuse(op, "an op of no bytes, or outside its memory"));
+        let lens_bytes = |lane: Lane| self.lanes[lane.0 as usize].lens_bytes();
+        if let Some(error) = TransportError::of_op(op, self.lanes.len(), lens_bytes) {
+            return Err(self.refuse(error));
         }
+        let lane = &self.lanes[op.lane.0 as usize];
         let pair = &mut self.pairs[lane.pair as usize];
         if !pair.ledger.takes_op() {
             return Ok(Submit::Full);

@@ -122,6 +122,10 @@ impl Transport for Ib {
         Ok(RemoteMemory { id: self.inner.memories.add_remote(memory), len_bytes })
     }
 
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
+        self.inner.memories.forget(memory.id)
+    }
+
     fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError> {
         let (endpoint, bytes) = IbEndpoint::new(&self.inner)?;
         Ok((Box::new(endpoint), bytes))

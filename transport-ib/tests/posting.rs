@@ -188,7 +188,14 @@ fn misuse_is_named_and_ends_the_port() {
     assert!(
         matches!(
             error,
-            TransportError::Contract { what: "an op of no bytes, or outside its memory", sequence: 0, .. }
+            TransportError::Outside {
+                what: "source",
+                sequence: 0,
+                offset_bytes: 4000,
+                len_bytes: 97,
+                limit_bytes: 4096,
+                ..
+            }
         ),
         "{error}"
     );
@@ -196,7 +203,7 @@ fn misuse_is_named_and_ends_the_port() {
     let mut link = Link::new(&ib, &ib, 4096);
     link.lane = Lane(1);
     let error = link.offer(None, Some(1), false).unwrap_err();
-    assert!(matches!(error, TransportError::Contract { lane: 1, .. }), "{error}");
+    assert!(matches!(error, TransportError::Lane { lane: 1, lanes: 1, .. }), "{error}");
     let mut link = Link::new(&ib, &ib, 4096);
     assert!(link.offer(Some((u64::MAX, 0, 2)), None, false).is_err(), "the sum does not wrap");
     for put in [(0, 0, 0), (4096, 0, 1), (0, 4096, 1), (0, 1, 4096), (0, 0, 4097), (0, 0, u64::MAX)] {

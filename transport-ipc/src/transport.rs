@@ -145,19 +145,6 @@ impl Ipc {
         remote.map(|remote| remote.description.clone()).ok_or(unknown)
     }
 
-    /// Takes an import back. What was opened for it goes to the context's quarantine with the last import of the same
-    /// allocation, and [`Context::reclaim`] closes it.
-    ///
-    /// # Errors
-    /// [`TransportError::Busy`] while a port that is not quiesced has it bound; [`TransportError::Unknown`].
-    pub fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
-        let MemoryId { transport, index } = memory.id;
-        if transport != self.inner.transport {
-            return Err(TransportError::Unknown { what: "imported memory", index });
-        }
-        self.inner.imports.forget(index)
-    }
-
     /// What closed ports still hold.
     pub fn quarantined(&self) -> Quarantined {
         let Closing { executors, memories } = &self.inner.closing;
@@ -226,6 +213,16 @@ impl Transport for Ipc {
         let (id, len_bytes) = (inner.next_id(), remote.len_bytes);
         inner.imports.add(id.index, remote);
         Ok(RemoteMemory { id, len_bytes })
+    }
+
+    /// What was opened for it goes to the context's quarantine with the last import of the same allocation, and
+    /// [`Context::reclaim`] closes it.
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
+        let MemoryId { transport, index } = memory.id;
+        if transport != self.inner.transport {
+            return Err(TransportError::Unknown { what: "imported memory", index });
+        }
+        self.inner.imports.forget(index)
     }
 
     fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError> {

@@ -84,14 +84,8 @@ impl ShmPort {
 }
 
 impl Bound {
-    fn holds(&self, op: &Op) -> bool {
-        let inside = |region: &Region, offset: u64, len: u64| {
-            offset.checked_add(len).is_some_and(|end| end <= region.len_bytes())
-        };
-        op.put.is_none_or(|put| {
-            inside(&self.source.region, put.source_offset_bytes, put.len_bytes)
-                && inside(&self.destination.region, put.destination_offset_bytes, put.len_bytes)
-        })
+    fn lens_bytes(&self) -> [u64; 2] {
+        [self.source.region.len_bytes(), self.destination.region.len_bytes()]
     }
 }
 
@@ -115,9 +109,8 @@ impl Port for ShmPort {
         if self.taken.len() + self.complete.len() >= DEPTH {
             return Ok(Submit::Full);
         }
-        if !self.lanes.get(op.lane.0 as usize).is_some_and(|lane| lane.holds(op)) {
-            let what = "an op of a lane that is not bound, or outside its memory";
-            let error = TransportError::Contract { what, lane: op.lane.0, sequence: op.sequence };
+        let lens_bytes = |lane: Lane| self.lanes[lane.0 as usize].lens_bytes();
+        if let Some(error) = TransportError::of_op(op, self.lanes.len(), lens_bytes) {
             return Err(self.failed.insert(error).clone());
         }
         if let Some(left) = &mut self.fail_after {

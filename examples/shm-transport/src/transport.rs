@@ -44,6 +44,17 @@ impl Table {
         MemoryId { transport: self.id, index: memories.len() as u32 - 1 }
     }
 
+    /// Takes out what no port has bound.
+    fn remove(&self, what: &'static str, local: bool, id: MemoryId) -> Result<(), TransportError> {
+        let entry = self.hold(what, local, id)?;
+        let mut memories = locked(&self.memories);
+        match Arc::strong_count(&entry) - 2 {
+            0 => memories[id.index as usize] = None,
+            ports => return Err(TransportError::Busy { address: entry.region.address(), ports }),
+        }
+        Ok(())
+    }
+
     pub(crate) fn hold(
         &self,
         what: &'static str,
@@ -73,8 +84,12 @@ impl Shm {
 
     /// Zeroed memory that peers can map: the only kind that can be registered.
     pub fn allocate(&self, len_bytes: u64) -> Result<Region, Error> {
-        // The error of a FIFO has no room for a number of the system's.
-        let object = Object::create(len_bytes).map_err(|_| Error::OutOfMemory { len_bytes })?;
+        let object = Object::create(len_bytes).map_err(|error| match error {
+            TransportError::Device { operation, status, .. } => {
+                Error::System { what: operation, errno: status }
+            }
+            _ => Error::OutOfMemory { len_bytes },
+        })?;
         let mut objects = locked(&self.table.objects);
         objects.retain(|object| object.strong_count() > 0);
         objects.push(Arc::downgrade(&object));
@@ -99,13 +114,7 @@ impl Transport for Shm {
     }
 
     fn release(&self, memory: &LocalMemory) -> Result<(), TransportError> {
-        self.table.hold("memory", true, memory.id)?;
-        let slot = &mut locked(&self.table.memories)[memory.id.index as usize];
-        match slot.as_ref().map_or(0, Arc::strong_count) {
-            0 | 1 => *slot = None,
-            n => return Err(TransportError::Busy { address: memory.region.address(), ports: n - 1 }),
-        }
-        Ok(())
+        self.table.remove("memory", true, memory.id)
     }
 
     fn export(&self, memory: &LocalMemory) -> Result<Vec<u8>, TransportError> {
@@ -117,6 +126,10 @@ impl Transport for Shm {
         let object = Object::open(part.object, part.offset_bytes + part.len_bytes)?;
         let region = object.region()?.slice(part.offset_bytes, part.len_bytes)?;
         Ok(RemoteMemory { id: self.table.add(false, part, region), len_bytes: part.len_bytes })
+    }
+
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
+        self.table.remove("imported memory", false, memory.id)
     }
 
     fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError> {

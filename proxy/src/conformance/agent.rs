@@ -167,6 +167,16 @@ impl Agent {
                 self.remotes.push(remote);
                 Reply::Remote { number: self.remotes.len() as u32 - 1, len_bytes: remote.len_bytes }
             }
+            Command::Forget { name } => {
+                let found = match name {
+                    Name::Remote { number } => self.remotes.get(number as usize).copied(),
+                    _ => None,
+                };
+                let missing = || Fault::new(FaultKind::Suite {}, "", format!("there is no import {name:?}"));
+                let memory = found.ok_or_else(missing)?;
+                self.transport_call("forget", |transport| transport.forget(&memory))?;
+                Reply::Done {}
+            }
             Command::Endpoint {} => {
                 let (endpoint, bytes) = self.transport_call("endpoint", |transport| transport.endpoint())?;
                 self.endpoint = Some(endpoint);

@@ -76,6 +76,8 @@ pub enum Defect {
     KeepsMemory,
     /// Memory can be released at any time.
     ReleasesBound,
+    /// An import can be forgotten at any time.
+    ForgetsBound,
     /// An import of cut bytes succeeds.
     TrustsBytes,
     /// The twelfth poll panics.
@@ -114,6 +116,7 @@ impl Defect {
         (Defect::NeverQuiesced, "memory_is_held_until_quiesced"),
         (Defect::KeepsMemory, "memory_is_held_until_quiesced"),
         (Defect::ReleasesBound, "memory_is_held_until_quiesced"),
+        (Defect::ForgetsBound, "imports_are_held_until_quiesced"),
         (Defect::TrustsBytes, "bytes_from_a_peer_are_checked"),
         (Defect::Panics, "random_ops"),
     ];
@@ -151,6 +154,13 @@ impl Transport for Broken {
     fn release(&self, memory: &LocalMemory) -> Result<(), TransportError> {
         match self.inner.release(memory) {
             Err(TransportError::Busy { .. }) if self.defect == Defect::ReleasesBound => Ok(()),
+            result => result,
+        }
+    }
+
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
+        match self.inner.forget(memory) {
+            Err(TransportError::Busy { .. }) if self.defect == Defect::ForgetsBound => Ok(()),
             result => result,
         }
     }

@@ -65,6 +65,9 @@ pub(super) enum Command {
     Import {
         bytes: Vec<u8>,
     },
+    Forget {
+        name: Name,
+    },
     Endpoint {},
     /// Connects the latest endpoint.
     Connect {
@@ -246,6 +249,7 @@ wire_enum!(Command {
     17 => Word { memory },
     18 => Watch { tracks },
     19 => Look { within },
+    20 => Forget { name },
 });
 wire_enum!(Reply {
     0 => Done {},

@@ -152,9 +152,10 @@ impl Backend {
             self.counts.last_stall = stall_word(channel.fifo, channel.number);
             return false;
         } else if let Some(fault) = request.fault(channel.lens()) {
-            let channel = channel.number;
+            let (fifo, channel) = (channel.fifo as usize, channel.number);
             self.counts.discarded += 1;
-            self.end_channel(index as usize, ChannelError::Request { channel, position, fault, request });
+            let error = ChannelError::Request { fifo, channel, position, fault, request };
+            self.end_channel(index as usize, error);
         } else {
             let op = channel.op(request);
             if channel.window.backlog() != 0 {
@@ -318,6 +319,7 @@ impl Backend {
         let (oldest, sent) = channel.window.oldest()?;
         let after = Duration::from_nanos(now_ns.saturating_sub(oldest.taken_at_ns));
         (after > self.deadline).then_some(ChannelError::Deadline {
+            fifo: channel.fifo as usize,
             channel: channel.shared.number,
             position: oldest.position,
             after,
@@ -365,7 +367,8 @@ impl Backend {
         *failed = Some(error.clone());
         self.end_channels(|channel| {
             let number = channel.shared.number;
-            let error = || ChannelError::Port { channel: number, source: error.clone() };
+            let fifo = channel.fifo as usize;
+            let error = || ChannelError::Port { fifo, channel: number, source: error.clone() };
             (channel.port as usize == index).then(error)
         });
     }

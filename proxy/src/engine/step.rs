@@ -97,7 +97,7 @@ impl Engine {
     /// Ends the channels of a FIFO that was aborted or broke, and does not look at it again until a reset.
     #[cold]
     pub(super) fn close_fifo(&mut self, index: usize, error: &portway_fifo::Error) {
-        self.end_fifo(index, |channel| ChannelError::Fifo { channel, source: error.clone() });
+        self.end_fifo(index, |channel| ChannelError::Fifo { fifo: index, channel, source: error.clone() });
     }
 
     /// A trigger that names no channel was not written by our device code: nothing in that FIFO can be trusted.
@@ -106,7 +106,7 @@ impl Engine {
         self.fifos[index].fifo.abort();
         let fault = RequestFault::UnknownChannel { channels: self.fifos[index].channels.len() };
         let channel = request.channel;
-        self.end_fifo(index, |_| ChannelError::Request { channel, position, fault, request });
+        self.end_fifo(index, |_| ChannelError::Request { fifo: index, channel, position, fault, request });
     }
 
     fn end_fifo(&mut self, index: usize, error: impl Fn(u16) -> ChannelError) {
@@ -118,7 +118,10 @@ impl Engine {
     /// Ends every channel and aborts every FIFO, then closes the ports. True once all of them are quiesced; call
     /// again until then.
     pub fn shut_down(&mut self) -> bool {
-        self.backend.end_channels(|channel| Some(ChannelError::Stopped { channel: channel.shared.number }));
+        self.backend.end_channels(|channel| {
+            let (fifo, channel) = (channel.fifo as usize, channel.shared.number);
+            Some(ChannelError::Stopped { fifo, channel })
+        });
         self.shared.end_all();
         // Their channels have ended already: this only keeps a later step from calling them for anything but to close.
         (0..self.backend.ports.len()).for_each(|port| self.backend.fail_port(port, TransportError::Closed));

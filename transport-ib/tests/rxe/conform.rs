@@ -49,6 +49,9 @@ impl Transport for WrongKeys {
     fn import(&self, bytes: &[u8]) -> Result<RemoteMemory, TransportError> {
         self.0.import(&wrong_key(bytes))
     }
+    fn forget(&self, memory: &RemoteMemory) -> Result<(), TransportError> {
+        self.0.forget(memory)
+    }
     fn endpoint(&self) -> Result<(Box<dyn Endpoint>, Vec<u8>), TransportError> {
         self.0.endpoint()
     }

@@ -120,6 +120,34 @@ pub fn memory_is_held_until_quiesced(fixture: &dyn Fixture) -> Outcome {
     })
 }
 
+/// Sentence 12, for imports.
+pub fn imports_are_held_until_quiesced(fixture: &dyn Fixture) -> Outcome {
+    check(fixture, |rig| {
+        let mut way = rig.way(1, 64 << 10)?;
+        let forget = |name: Name| Command::Forget { name };
+        let bound = [("a destination", way.destination_name), ("a signal word", way.lanes[0].word_name)];
+        // One that no port has bound goes at once, and for good.
+        let spare = rig.a.import(&rig.b.allocate(4_096)?)?;
+        rig.a.done(forget(spare))?;
+        refused(&rig.a, "an import that is forgotten", forget(spare), FaultKind::Unknown {})?;
+        let (source, signal) = (Name::Local { number: way.source.number }, way.lanes[0].word_name);
+        let bind = Command::Bind { source, destination: spare, signal };
+        refused(&rig.a, "a binding to an import that is forgotten", bind, FaultKind::Unknown {})?;
+        for (what, name) in bound {
+            refused(&rig.a, &format!("{what} that is bound"), forget(name), FaultKind::Busy {})?;
+        }
+        let op = way.op(0, Some((0, 0, 60_000)), 1, true);
+        rig.b.watch(way.tracks())?;
+        rig.lockstep(&[op])?;
+        rig.close()?;
+        for (what, name) in bound {
+            rig.a.done(forget(name))?;
+            refused(&rig.a, &format!("{what} that is forgotten"), forget(name), FaultKind::Unknown {})?;
+        }
+        Ok(())
+    })
+}
+
 /// Sentence 13.
 pub fn bytes_from_a_peer_are_checked(fixture: &dyn Fixture) -> Outcome {
     check(fixture, |rig| {

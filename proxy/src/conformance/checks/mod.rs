@@ -14,8 +14,8 @@ pub use completion::{
     polls_alone_finish,
 };
 pub use memory::{
-    bindings_are_counted_and_checked, bytes_from_a_peer_are_checked, memory_is_held_until_quiesced,
-    nothing_is_written_once_quiesced,
+    bindings_are_counted_and_checked, bytes_from_a_peer_are_checked, imports_are_held_until_quiesced,
+    memory_is_held_until_quiesced, nothing_is_written_once_quiesced,
 };
 pub use ordering::{
     nothing_else_is_written, random_ops, signals_arrive_as_written, signals_stay_behind_data,
@@ -50,6 +50,7 @@ checks! {
     10 polls_alone_finish: "after a kick, polls are enough";
     11 bindings_are_counted_and_checked: "lanes count from 0, at any time; a refused binding changes nothing";
     12 memory_is_held_until_quiesced: "what a port has bound cannot be released before it is quiesced, and can then";
+    12 imports_are_held_until_quiesced: "an import that a port has bound cannot be forgotten before it is quiesced, and can then";
     13 bytes_from_a_peer_are_checked: "cut or foreign bytes are refused as Malformed";
     0 random_ops: "all of it at once, both ways, in random order";
 }
