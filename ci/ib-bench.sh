@@ -17,9 +17,10 @@ if ! command -v ib_write_lat >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-
 fi
 cargo build --quiet --release --package portway-bench
 bench=$(realpath "${CARGO_TARGET_DIR:-target}/release/portway-bench")
-flags=(-D 1 -N 3 -w 100 -e 512K -f 16)
+# Loads that RDMA in software carries, and some that it does not.
+flags=(-D 1 -N 3 -w 100 -e 512K -f 16 --rate 0.002:0.016:0.002)
 if [ "${1:-}" = quick ]; then
-    flags=(-D 0.05 -N 1 -w 20 -e 4K -f 512)
+    flags=(-D 0.05 -N 1 -w 20 -e 4K -f 512 --rate 0.002:0.008:0.006)
     # The kernel that ci/ib-rxe.sh has downloaded already.
     export RXE_VM_SUITE=${RXE_VM_SUITE:-testing}
 fi

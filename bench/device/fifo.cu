@@ -1,11 +1,6 @@
-// The GPU's part of the `fifo` layer. Every loop ends: by a count, by a time, or by the timeout of the call in it.
-#include "portway/fifo.cuh"
-
-using namespace portway;
-
+// The GPU's part of the `fifo` layer, after the text of load.cu. Every loop ends: by a count, by a time, or by the timeout of
+// the call in it.
 constexpr u64 kNever = ~0ull;
-
-__device__ u64 self() { return static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 // The same as `payload::trigger`: the second word follows from the first.
 __device__ Trigger trigger(u64 producer, u64 n) {
@@ -14,14 +9,6 @@ __device__ Trigger trigger(u64 producer, u64 n) {
 }
 
 __device__ u64 weight(const Trigger &trigger) { return trigger.words[0] + 3 * trigger.words[1]; }
-
-// What a thread has pushed.
-struct Sent {
-  u64 count;
-  u64 sum; // of the weights of its triggers, before one was corrupted
-  u64 start_ns, end_ns;
-  u64 status; // of the call that ended it, 0 if none failed
-};
 
 // Pushes until `most` triggers or `limit_ns` are over. The thread 0 flips a bit of its trigger `corrupt`.
 struct Plan {
@@ -91,16 +78,15 @@ struct Trips {
   u64 start_ns, end_ns, start_cycles, end_cycles;
 };
 
-__device__ u32 saturated(u64 value) { return value < ~0u ? static_cast<u32>(value) : ~0u; }
-
 struct TripPlan {
   u64 warmup, most, limit_ns; // the warm-up takes a fifth of the limit at most
+  u64 corrupt;                // the trigger of which a bit is flipped
 };
 
-static_assert(sizeof(Sent) == 40 && sizeof(Plan) == 24, "as in fifo/gpu");
-static_assert(sizeof(Trips) == 56 && sizeof(TripPlan) == 24, "as in fifo/gpu/latency.rs");
+static_assert(sizeof(Plan) == 24, "as in fifo/gpu/throughput.rs");
+static_assert(sizeof(Trips) == 56 && sizeof(TripPlan) == 32, "as in fifo/gpu/latency.rs");
 
-// Takes round trips until the plan is over; `trip(n)` returns the status of the n-th. The counted ones go to `cycles`.
+// Takes round trips until the plan is over; `trip(n)` returns the status of the n-th.
 template <class Trip> __device__ void take_trips(const TripPlan &plan, u32 *cycles, Trips *trips, Trip trip) {
   Trips mine = {0, 0, 0, platform::clock_ns(), 0, static_cast<u64>(clock64()), 0};
   const u64 limits[2] = {plan.limit_ns / 5, plan.limit_ns}, counts[2] = {plan.warmup, plan.most};
@@ -109,9 +95,8 @@ template <class Trip> __device__ void take_trips(const TripPlan &plan, u32 *cycl
     for (u64 i = 0; i < counts[phase] && mine.status == 0; i++) {
       const u64 start = clock64();
       mine.status = static_cast<u64>(trip(mine.count));
-      const u32 taken = saturated(clock64() - start);
-      mine.count++;
-      if (phase == 1) cycles[mine.counted++] = taken;
+      cycles[mine.count++] = saturated(clock64() - start);
+      mine.counted += phase;
       if (platform::clock_ns() - begin_ns >= limits[phase]) break;
     }
   }
@@ -122,7 +107,9 @@ template <class Trip> __device__ void take_trips(const TripPlan &plan, u32 *cycl
 
 extern "C" __global__ void push_sync(FifoHandle fifo, TripPlan plan, u32 *cycles, Trips *trips) {
   take_trips(plan, cycles, trips, [&](u64 n) {
-    const Pushed pushed = push(fifo, trigger(0, n));
+    Trigger next = trigger(0, n);
+    next.words[1] ^= n == plan.corrupt;
+    const Pushed pushed = push(fifo, next);
     return pushed.status == Status::kOk ? sync(fifo, pushed.position) : pushed.status;
   });
 }
@@ -140,31 +127,25 @@ extern "C" __global__ void ping_pong(u64 *there, const u64 *back, u64 timeout_ns
   });
 }
 
-// When all threads of the next kernel begin.
-extern "C" __global__ void set_start(u64 *start_ns) { *start_ns = platform::clock_ns() + 1000000; }
+// Pushes, each to the return of its sync.
+struct SyncedPushes {
+  FifoHandle fifo;
+  u64 corrupt; // the trigger of thread 0 of which a bit is flipped
 
-// Offers a load: the triggers of all threads are due one every `period_ps`. Each is timed from when it is due, not from
-// when its thread gets to it, to the return of its sync; so a thread that lags shows. Gives up at twice the time. The
-// blocks share the `count` FIFOs out among them.
-extern "C" __global__ void offer(const FifoHandle *fifos, u64 count, const u64 *start_ns, u64 period_ps, u64 each,
-                                 u64 limit_ns, u32 *samples_ns, Sent *sent) {
-  const FifoHandle fifo = fifos[blockIdx.x % count];
-  const u64 start = *start_ns, threads = static_cast<u64>(gridDim.x) * blockDim.x;
-  Sent mine = begin();
-  mine.start_ns = start;
-  while (mine.count < each && mine.status == 0 && platform::clock_ns() < start + 2 * limit_ns) {
-    const u64 due = start + (mine.count * threads + self()) * period_ps / 1000;
-    while (platform::clock_ns() < due) {
-    }
-    const Trigger next = trigger(self(), mine.count);
+  __device__ void prepare(u64 n, Sent &sent) const { sent.sum += weight(trigger(self(), n)); }
+  __device__ Status carry_out(u64 n) const {
+    Trigger next = trigger(self(), n);
+    next.words[1] ^= n == corrupt && self() == 0;
     const Pushed pushed = push(fifo, next);
-    const Status status = pushed.status == Status::kOk ? sync(fifo, pushed.position) : pushed.status;
-    mine.status = static_cast<u64>(status);
-    samples_ns[self() * each + mine.count] = saturated(platform::clock_ns() - due);
-    mine.sum += weight(next);
-    mine.count++;
+    return pushed.status == Status::kOk ? sync(fifo, pushed.position) : pushed.status;
   }
-  end(mine, sent);
+  __device__ void verify(u64) const {}
+};
+
+// The blocks share the `count` FIFOs out among them.
+extern "C" __global__ void offer_pushes(const FifoHandle *fifos, u64 count, u64 corrupt, Offer offer) {
+  SyncedPushes pushes = {fifos[blockIdx.x % count], corrupt};
+  offer_load(offer, pushes);
 }
 
 // The smallest step of the global timer that shows.

@@ -1,7 +1,5 @@
-// The GPU's part of the `put` layer, after the text of port_channel.cuh. Block 0 plays one end, block 1 the other. Every
+// The GPU's part of the `put` layer, after the texts of port_channel.cuh and load.cu. Block 0 plays one end, block 1 the other. Every
 // loop ends: by a count, by a time, or by the timeout of the call in it.
-using namespace portway;
-
 // The same as `pattern::word`.
 __device__ u64 word(u64 number, u64 index) {
   return (number + 1) * 0x9e3779b97f4a7c15ull ^ index * 0xd6e8feb86659fd93ull;
@@ -59,11 +57,7 @@ __device__ u64 together(u64 value) {
 
 __device__ u64 code(Status status) { return static_cast<u64>(status); }
 
-// Saturated.
-__device__ u32 cycles_since(u64 start) {
-  const u64 cycles = clock64() - start;
-  return cycles < ~0u ? static_cast<u32>(cycles) : ~0u;
-}
+__device__ u32 cycles_since(u64 start) { return saturated(clock64() - start); }
 
 // Paces block 0. Lives in its thread 0.
 struct Pace {
@@ -221,4 +215,38 @@ extern "C" __global__ void windows(End a, End b, Plan plan, u32 *samples, Done *
   } else {
     follow_windows(b, plan, done);
   }
+}
+
+// Puts with signals under a load, each to the return of its flush. Every thread has a place of its own, which it fills before
+// and looks at behind.
+struct FlushedPuts {
+  const End &from;
+  const u64 *destination;
+  const Plan &plan;
+  u64 wrong;
+
+  __device__ u64 first() const { return self() * (plan.len_bytes / 8); }
+  __device__ u64 number(u64 n) const { return self() << 32 | n; }
+  __device__ void prepare(u64 n, Sent &) const {
+    u64 *const mine = from.source + first();
+    for (u64 i = 0; plan.check && i < plan.len_bytes / 8; i++) mine[i] = word(number(n), i);
+    if (n == plan.corrupt && self() == 0) mine[0] ^= 1;
+  }
+  __device__ Status carry_out(u64) const {
+    const u64 offset_bytes = self() * plan.len_bytes;
+    return from.channel.put_signal_flush(offset_bytes, offset_bytes, plan.len_bytes);
+  }
+  __device__ void verify(u64 n) {
+    u64 differs = 0;
+    for (u64 i = 0; plan.check && i < plan.len_bytes / 8; i++) {
+      differs |= platform::load_relaxed_system(destination + first() + i) ^ word(number(n), i);
+    }
+    wrong += differs != 0;
+  }
+};
+
+extern "C" __global__ void offer_puts(End a, End b, Plan plan, unsigned long long *wrong, Offer offer) {
+  FlushedPuts puts = {a, b.destination, plan, 0};
+  offer_load(offer, puts);
+  if (puts.wrong) atomicAdd(wrong, puts.wrong);
 }

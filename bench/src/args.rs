@@ -10,8 +10,10 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
 use crate::ipc::MOST_RANKS;
 use crate::layer::{self, Layer};
-use crate::machine::join;
 use crate::values::{percent, put_bytes, rates, ring_size, seconds};
+use shape::{SHAPE, as_layers_say, dashed};
+
+mod shape;
 
 /// Measures portway layer by layer. What this machine lacks is waived, not failed.
 ///
@@ -28,9 +30,13 @@ pub struct Args {
     #[arg(value_name = "RESULT.json")]
     results: Vec<PathBuf>,
 
-    /// Write the page of `report` to this file [default: standard output]
+    /// Write the page of `report` to this file [default: standard output, unless --svg is given]
     #[arg(short = 'o', value_name = "FILE")]
     pub page: Option<PathBuf>,
+
+    /// Write each plot of `report` to this folder as SVG too
+    #[arg(long, value_name = "FOLDER")]
+    pub svg: Option<PathBuf>,
 
     /// Iterations of each measurement and run at most; each test has a default of its own
     #[arg(short = 'n', value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
@@ -121,9 +127,29 @@ pub struct Args {
     #[arg(short = 'f', value_name = "FACTOR", default_value_t = 8, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
     factor: u64,
 
-    /// Millions of triggers a second that a GPU offers, for the latency under load
-    #[arg(long, value_name = "LO:HI:STEP", default_value = "10:80:10", value_parser = rates)]
-    rate: (u64, u64, u64),
+    /// Millions of operations a second that are offered, for the latency under load; each test has a default of its own
+    #[arg(long, value_name = "LO:HI:STEP", value_parser = rates)]
+    rate: Option<(u64, u64, u64)>,
+
+    /// Take the way of a put apart: push, pop, post, completion, seen by the peer
+    #[arg(long)]
+    pub stages: bool,
+
+    /// Blocks of the kernels that push for the throughput [default: several shapes]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=65_535))]
+    pub ctas: Option<u64>,
+
+    /// Threads of each of these blocks [default: several shapes; put: 256]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub threads: Option<u64>,
+
+    /// Print a histogram of every counted time below its row; it is in -J as well
+    #[arg(short = 'H')]
+    pub histogram: bool,
+
+    /// Write every counted time to -J, in the order in which they were taken
+    #[arg(short = 'U', requires = "json")]
+    pub unsorted: bool,
 
     /// FIFOs that this load is spread over, each with a consumer on a core of its own; `ipc`: engines of each rank
     #[arg(long, value_name = "COUNT,...", value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u64).range(1..=64))]
@@ -162,31 +188,6 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub poll: u64,
 }
-
-/// The flags that shape a layer; the others mean the same to each.
-const SHAPE: &[&str] = &[
-    "producers",
-    "depth",
-    "batch",
-    "channels",
-    "drain",
-    "begin",
-    "end",
-    "factor",
-    "size",
-    "all_sizes",
-    "step",
-    "rate",
-    "proxies",
-    "gpus",
-    "devices",
-    "gid_index",
-    "queue_pairs",
-    "tx_depth",
-    "inline_bytes",
-    "post_list",
-    "poll",
-];
 
 /// The rings that software pushes into unless `--depth` says otherwise.
 pub const DEPTH: &[u64] = &[64, 512, 2048];
@@ -231,8 +232,8 @@ impl Args {
                 if makes_a_page { "`report` needs a result of -J" } else { "only `report` takes results" };
             return refuse(ErrorKind::WrongNumberOfValues, text.into());
         }
-        if args.page.is_some() && !makes_a_page {
-            return refuse(ErrorKind::ArgumentConflict, "only `report` uses -o".into());
+        if (args.page.is_some() || args.svg.is_some()) && !makes_a_page {
+            return refuse(ErrorKind::ArgumentConflict, "only `report` uses -o and --svg".into());
         }
         if let (Some(batch), Some(depth)) = (args.batch.iter().max(), args.depth(DEPTH).into_iter().min()) {
             if *batch > depth {
@@ -274,9 +275,9 @@ impl Args {
         if self.depth.is_empty() { otherwise.to_vec() } else { self.depth.clone() }
     }
 
-    /// The values of `--rate`, in thousands a second.
-    pub fn rates_kops(&self) -> Vec<u64> {
-        let (low, high, step) = self.rate;
+    /// The values of `--rate`, or those that a test takes otherwise, in thousands a second.
+    pub fn rates_kops(&self, otherwise: (u64, u64, u64)) -> Vec<u64> {
+        let (low, high, step) = self.rate.unwrap_or(otherwise);
         (low..=high).step_by(step as usize).collect()
     }
 
@@ -296,45 +297,6 @@ impl Args {
         let below = |size: &u64| *size < self.end;
         let next = |size: &u64| Some(self.step.map_or(size * self.factor, |step| size + step));
         std::iter::successors(Some(self.begin), next).take_while(below).chain([self.end]).collect()
-    }
-
-    /// The flags that shape these layers, with their values, as one would write them.
-    pub fn shape(&self, layers: &[&Layer]) -> Vec<(String, String)> {
-        let sizes = match (self.size, self.all_sizes, self.step) {
-            (Some(size), ..) => vec![("-s".into(), size.to_string())],
-            (_, true, _) => vec![("-a".into(), String::new())],
-            (.., step) => {
-                let pace = step.map_or(("-f", self.factor), |step| ("-i", step));
-                [("-b", self.begin), ("-e", self.end), pace]
-                    .map(|(flag, n)| (flag.into(), n.to_string()))
-                    .into()
-            }
-        };
-        let (low, high, step) = self.rate;
-        let rate = [low, high, step].map(|kops| (kops as f64 / 1e3).to_string()).join(":");
-        let value = |flag: &&str| match *flag {
-            "producers" => Some(join(&self.producers)),
-            "depth" => Some(join(&self.depth)),
-            "batch" => Some(join(&self.batch)),
-            "channels" => Some(join(&self.channels)),
-            "drain" => Some(join(&self.drain)),
-            "rate" => Some(rate.clone()),
-            "proxies" => Some(join(&self.proxies)),
-            "gpus" => Some(join(&self.gpus)),
-            "devices" => Some(self.devices.join(",")),
-            "gid_index" => self.gid_index.map(|index| index.to_string()),
-            "queue_pairs" => Some(self.queue_pairs.to_string()),
-            "tx_depth" => Some(self.tx_depth.to_string()),
-            "inline_bytes" => Some(self.inline_bytes.to_string()),
-            "post_list" => Some(self.post_list.to_string()),
-            "poll" => Some(self.poll.to_string()),
-            _ => None,
-        };
-        let used = |flag: &&&str| layers.iter().any(|layer| layer.flags.contains(flag));
-        let of_layers = SHAPE.iter().filter(used).filter_map(|flag| Some((dashed(flag), value(flag)?)));
-        let sizes = sizes.into_iter().filter(|_| used(&&"begin"));
-        // An empty list means that each test takes its own.
-        of_layers.filter(|(_, value)| !value.is_empty()).chain(sizes).collect()
     }
 
     /// The runs of a test that begins now.
@@ -359,31 +321,6 @@ impl Args {
     }
 }
 
-/// Layers that take sizes say `begin`, and take them in every form.
-fn as_layers_say<'a>(flag: &'a &'static str) -> &'a &'static str {
-    if matches!(*flag, "size" | "all_sizes" | "step") { &"begin" } else { flag }
-}
-
-/// A flag of [`SHAPE`] as the user writes it.
-fn dashed(id: &str) -> String {
-    match id {
-        "begin" => "-b".into(),
-        "end" => "-e".into(),
-        "factor" => "-f".into(),
-        "size" => "-s".into(),
-        "all_sizes" => "-a".into(),
-        "step" => "-i".into(),
-        "gpus" => "--devices".into(),
-        "devices" => "-d".into(),
-        "gid_index" => "-x".into(),
-        "queue_pairs" => "-q".into(),
-        "tx_depth" => "-t".into(),
-        "inline_bytes" => "-I".into(),
-        "post_list" => "-l".into(),
-        long => format!("--{long}"),
-    }
-}
-
 fn names() -> Vec<&'static str> {
     layer::ALL.iter().map(|layer| layer.name).chain(["list", REPORT]).collect()
 }
@@ -396,102 +333,4 @@ pub fn parse(line: &str) -> Result<Args, clap::Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parser_is_sound() {
-        Args::command().debug_assert();
-    }
-
-    #[test]
-    fn no_layer_means_all_and_a_name_means_one() {
-        let names = |line: &str| match parse(line).unwrap().what() {
-            What::List => vec!["list"],
-            What::Page(_) => vec!["report"],
-            What::Layers(layers) => layers.iter().map(|layer| layer.name).collect(),
-        };
-        assert_eq!(names("").len(), layer::ALL.len());
-        assert_eq!(names("fifo"), ["fifo"]);
-        assert_eq!(names("list"), ["list"]);
-    }
-
-    #[test]
-    fn lists_are_read_and_bad_values_refused() {
-        let args = parse("fifo --depth 64,128 --producers 3 -n 10 -T 2 -c 0").unwrap();
-        assert_eq!((args.depth(DEPTH), args.producers, args.iterations), (vec![64, 128], vec![3], Some(10)));
-        for line in [
-            "fifo --depth 65",
-            "fifo --depth 32",
-            "fifo --batch 128",
-            "fifo -n 0",
-            "fifo -T 0",
-            "fifo -D 0",
-            "fifo -D x",
-            "put -b 12",
-            "put -b 0",
-            "put -b 64 -e 32",
-            "put -e 512M",
-            "put -f 1",
-            "put -s 8 -e 64",
-            "put -a -b 8",
-            "put -i 8 -f 2",
-            "fifo -s 8",
-            "fifo result.json",
-            "fifo -o page.html",
-            "report",
-            "report result.json -b 8",
-            "fifo --tolerance 5",
-            "fifo --baseline x --tolerance -1",
-            "fifo --rate 0",
-            "fifo --rate 5:1:1",
-            "fifo --rate 1:5",
-            "ipc --devices 0",
-            "ipc --devices 0,x",
-            "ipc --devices 0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0",
-            "fifo --devices 0,0",
-            "nothing",
-        ] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn sizes_go_from_the_smallest_to_the_largest() {
-        let sizes = |line: &str| parse(line).unwrap().sizes();
-        assert_eq!(sizes("put -b 8 -e 64 -f 2"), [8, 16, 32, 64]);
-        assert_eq!(sizes("put -b 1K -e 6K -f 2"), [1024, 2048, 4096, 6144]);
-        assert_eq!(sizes("put -b 2m -e 2M"), [2 << 20]);
-        assert_eq!(sizes("put -b 8 -e 40 -i 16"), [8, 24, 40]);
-        assert_eq!(sizes("put -s 1K"), [1024]);
-        let all = sizes("put -a");
-        assert_eq!((all.len(), all[0], all[20]), (21, 8, 8 << 20));
-    }
-
-    #[test]
-    fn a_slow_test_has_fewer_runs() {
-        assert_eq!(parse("fifo -N 3").unwrap().runs().count(), 3);
-        let slow = parse("fifo -N 3 -D 0.0004").unwrap();
-        let run = |_| std::thread::sleep(Duration::from_millis(25));
-        assert_eq!(slow.runs().map(run).count(), 1);
-    }
-
-    #[test]
-    fn rates_go_by_steps() {
-        let rates = |line: &str| parse(line).unwrap().rates_kops();
-        assert_eq!(rates("fifo --rate 1:2:0.5"), [1000, 1500, 2000]);
-        assert_eq!(rates("fifo --rate 0.25"), [250]);
-        assert_eq!(rates("fifo").len(), 8);
-    }
-
-    #[test]
-    fn a_flag_that_nothing_reads_is_refused() {
-        assert!(parse("ib --depth 64").is_err());
-        assert!(parse("fifo -b 64").unwrap_err().to_string().contains("`fifo` does not use -b"));
-        assert!(parse("list --drain 1").is_err());
-        assert!(parse("--drain 1").is_ok());
-        assert!(parse("ib -n 5").is_ok());
-        assert!(parse("fifo --proxies 2").is_ok());
-        assert_eq!(parse("ipc --devices 0,1,0").unwrap().gpus, [0, 1, 0]);
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 
-use crate::report::{Report, Row, SCHEMA};
+use crate::report::{OFFERED, Phase, Report, Row, SCHEMA};
 use crate::table;
 
 /// Why a file is not a result.
@@ -72,13 +72,16 @@ impl Comparison {
     pub fn of(now: &Report, before: &Report, tolerance: f64) -> Self {
         let mut found = Comparison { warnings: differences(now, before), ..Comparison::default() };
         let asked = |row: &&Row| now.layers.iter().any(|layer| layer.layer == row.layer);
-        for row in &now.results {
+        // The first iteration, and the few between, are too few to compare; and behind the knee of a load a time says no more
+        // than how long it was offered.
+        let counted = |row: &&Row| row.phase == Phase::Warm && !row.shape.contains_key(OFFERED);
+        for row in now.results.iter().filter(counted) {
             match before.results.iter().find(|other| key(other) == key(row)) {
                 Some(other) => found.row(row, other, tolerance),
                 None => found.missing.push(format!("only in this result: {}", describe(row))),
             }
         }
-        for row in before.results.iter().filter(asked) {
+        for row in before.results.iter().filter(asked).filter(counted) {
             if !now.results.iter().any(|other| key(other) == key(row)) {
                 found.missing.push(format!("only in the baseline: {}", describe(row)));
             }

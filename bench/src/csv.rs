@@ -47,6 +47,7 @@ type Cell = fn(&Row) -> String;
 const COLUMNS: &[(&str, Cell)] = &[
     ("layer", |row| row.layer.clone()),
     ("test", |row| row.test.clone()),
+    ("transport", |row| row.transport.clone()),
     ("subject", |row| row.subject.clone()),
     ("phase", |row| row.phase.name().into()),
     ("shape", |row| row.shape.iter().map(|(key, n)| format!("{key}={n}")).collect::<Vec<_>>().join(" ")),
@@ -61,6 +62,7 @@ const COLUMNS: &[(&str, Cell)] = &[
     ("t_p999_us", |row| number(row.time_us.and_then(|t| t.p999))),
     ("t_max_us", |row| number(row.time_us.map(|t| t.max))),
     ("t_stdev_us", |row| number(row.time_us.map(|t| t.stdev))),
+    ("share_percent", |row| number(row.share_percent)),
     ("push_mops", |row| number(row.rate_mops.map(|rate| rate.push.median))),
     ("push_min_mops", |row| number(row.rate_mops.map(|rate| rate.push.min))),
     ("push_max_mops", |row| number(row.rate_mops.map(|rate| rate.push.max))),

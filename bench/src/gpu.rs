@@ -200,14 +200,18 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         for (name, source) in [
-            ("fifo.cu", crate::fifo::gpu::KERNELS.to_owned()),
+            ("fifo.cu", crate::fifo::gpu::kernels()),
             ("put.cu", crate::put::gpu::kernels()),
             ("ipc.cu", crate::ipc::kernels::source()),
         ] {
             let cubin = compiler.compile(name, &source, (9, 0), &[]).unwrap_or_else(|e| panic!("{e}"));
-            let lines = source.lines().filter_map(|line| line.strip_prefix("extern \"C\" __global__ void "));
-            let lines = lines.map(|line| line.trim_start_matches("__launch_bounds__(1024) "));
-            for kernel in lines.filter_map(|line| line.split('(').next()) {
+            for text in source.split("extern \"C\" __global__ void ").skip(1) {
+                // The bounds of its launch may stand before its name.
+                let text = match text.strip_prefix("__launch_bounds__(") {
+                    Some(bounds) => bounds.split_once(')').map_or(bounds, |(_, after)| after),
+                    None => text,
+                };
+                let kernel = text.split('(').next().unwrap_or(text).trim();
                 let symbol = format!("\0{kernel}\0");
                 let found = cubin.windows(symbol.len()).any(|window| window == symbol.as_bytes());
                 assert!(found, "no {kernel} in {name}");

@@ -25,6 +25,8 @@ pub struct Layer {
     pub find: fn(&Args) -> Result<Run, String>,
     /// The flags that shape it, by their ids in [`Args`]. Others are refused when only this layer runs.
     pub flags: &'static [&'static str],
+    /// What carries the data; empty where nothing is carried, or where the tests differ in it.
+    pub transport: &'static str,
     /// The unit of times in its tables.
     pub unit: TimeUnit,
 }

@@ -13,6 +13,7 @@ mod ib;
 mod ipc;
 mod layer;
 mod list;
+mod load;
 mod machine;
 mod page;
 mod progress;
@@ -21,6 +22,7 @@ mod put;
 mod rate;
 mod report;
 mod round;
+mod running;
 mod stats;
 mod table;
 mod trial;
@@ -61,6 +63,9 @@ fn run(args: &Args, layers: &[&Layer]) -> Result<u8, Failure> {
     let before = args.baseline.as_deref().map(result).transpose()?;
     let json = args.json.as_deref().map(Output::create).transpose()?;
     let csv = args.csv.as_deref().map(Output::create).transpose()?;
+    if let Err(error) = running::report_at_signals() {
+        eprintln!("portway-bench: SIGUSR1 is not served: {error}");
+    }
     let mut report = Report::new(args);
     say(&table::header(&report))?;
     let progress = Progress::start();
@@ -76,6 +81,7 @@ fn run(args: &Args, layers: &[&Layer]) -> Result<u8, Failure> {
         if let (Status::Waived, Some(lacking), true) = (status, &reason, args.require) {
             report.errors.push(format!("{}: required, but {lacking}", layer.name));
         }
+        report.results[first_row..].iter_mut().for_each(|row| row.transport = layer.transport.into());
         report.layer_done(layer.name, status, reason);
         say(&table::layer(&report, layer, first_row))?;
     }
@@ -96,13 +102,22 @@ fn run(args: &Args, layers: &[&Layer]) -> Result<u8, Failure> {
     Ok(report.exit_status())
 }
 
-/// Writes a page of results.
+/// Writes a page of results, or their plots.
 fn page(args: &Args, paths: &[PathBuf]) -> Result<(), Failure> {
     let named = |path: &PathBuf| Ok(Named::new(path, result(path)?));
-    let html = page::page(&paths.iter().map(named).collect::<Result<Vec<_>, Failure>>()?);
-    match &args.page {
-        Some(path) => Output::create(path)?.write(|mut file| file.write_all(html.as_bytes())),
-        None => say(&html),
+    let results = paths.iter().map(named).collect::<Result<Vec<_>, Failure>>()?;
+    let write =
+        |path: &Path, text: &str| Output::create(path)?.write(|mut file| file.write_all(text.as_bytes()));
+    if let Some(folder) = &args.svg {
+        std::fs::create_dir_all(folder).map_err(|source| Failure::write(folder, source))?;
+        for (name, svg) in page::plots(&results) {
+            write(&folder.join(name), &svg)?;
+        }
+    }
+    match (&args.page, &args.svg) {
+        (Some(path), _) => write(path, &page::page(&results)),
+        (None, Some(_)) => Ok(()),
+        (None, None) => say(&page::page(&results)),
     }
 }
 

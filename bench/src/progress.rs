@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::running;
+
 /// Between two drawings.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -46,6 +48,11 @@ pub fn begin(name: &str) -> Arc<AtomicU64> {
     state.begun += 1;
     state.now = Some(Now { name: name.into(), began: now, done: done.clone(), last: (0, now) });
     done
+}
+
+/// What [`begin`] returned last, for a thread that serves a kernel.
+pub fn current() -> Arc<AtomicU64> {
+    state().now.as_ref().map(|now| now.done.clone()).unwrap_or_default()
 }
 
 /// Writes something else to the terminal, in place of the line.
@@ -106,16 +113,20 @@ fn tick(stop: &AtomicBool) {
     let columns = rustix::termios::tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
     // The last column stays free: a terminal may go to the next line when it is written.
     let columns = if columns == 0 { COLUMNS } else { columns } - 1;
-    let text = line(now, begun, Instant::now(), columns);
+    let text = line(now, begun, running::completions(), Instant::now(), columns);
     draw(&format!("{CLEAR}{text}"));
     state.drawn = true;
 }
 
 /// The layer, the test and its size, which are its name; how many iterations are done, and how many a second. A kernel does
-/// not tell how far it is. Where there is no room for all, the name is cut.
-fn line(now: &mut Now, begun: u64, at: Instant, columns: usize) -> String {
+/// not tell how far it is: what engines have completed for it stands there instead. Where there is no room for all, the name is cut.
+fn line(now: &mut Now, begun: u64, by_engines: u64, at: Instant, columns: usize) -> String {
     let Now { name, began, done, last } = now;
-    let (count, before) = (done.load(Ordering::Relaxed), *last);
+    let count = match done.load(Ordering::Relaxed) {
+        0 => by_engines,
+        count => count,
+    };
+    let before = *last;
     *last = (count, at);
     let mut end = format!(": {:.1} s", at.duration_since(*began).as_secs_f64());
     if count > 0 {
@@ -160,12 +171,20 @@ mod tests {
         let mut now =
             Now { name: "put latency, 64 bytes".into(), began, done: done.clone(), last: (0, began) };
         let at = |ms| began + Duration::from_millis(ms);
-        assert_eq!(line(&mut now, 1, at(100), 79), "[1] put latency, 64 bytes: 0.1 s");
+        assert_eq!(line(&mut now, 1, 0, at(100), 79), "[1] put latency, 64 bytes: 0.1 s");
+        assert_eq!(line(&mut now, 1, 7, at(100), 79).split(", ").nth(2), Some("7 done"), "by engines");
+        now.last = (0, began + Duration::from_millis(100));
         done.store(5_000, Ordering::Relaxed);
-        assert_eq!(line(&mut now, 1, at(200), 79), "[1] put latency, 64 bytes: 0.2 s, 5000 done, 50.00 k/s");
+        assert_eq!(
+            line(&mut now, 1, 0, at(200), 79),
+            "[1] put latency, 64 bytes: 0.2 s, 5000 done, 50.00 k/s"
+        );
         done.store(405_000, Ordering::Relaxed);
-        assert_eq!(line(&mut now, 1, at(400), 79), "[1] put latency, 64 bytes: 0.4 s, 405000 done, 2.00 M/s");
-        assert_eq!(line(&mut now, 1, at(400), 40), "[1] put laten…: 0.4 s, 405000 done, 0 /s");
-        assert_eq!(line(&mut now, 1, at(400), 3).chars().count(), 3);
+        assert_eq!(
+            line(&mut now, 1, 0, at(400), 79),
+            "[1] put latency, 64 bytes: 0.4 s, 405000 done, 2.00 M/s"
+        );
+        assert_eq!(line(&mut now, 1, 0, at(400), 40), "[1] put laten…: 0.4 s, 405000 done, 0 /s");
+        assert_eq!(line(&mut now, 1, 0, at(400), 3).chars().count(), 3);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::machine::{Pinning, pin};
-use crate::report::Rate;
+use crate::report::{self, Rate, Row};
 use crate::stats::{Spread, median};
 use crate::trial::{Phase, Trial, warm_limit};
 
@@ -50,12 +50,24 @@ impl Plan {
     }
 }
 
-/// What one measurement found.
+/// How fast some iterations went.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
+pub struct Pace {
     pub iterations: u64,
     pub push_mops: f64,
     pub proc_mops: f64,
+}
+
+/// What one measurement found.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// The first window, where there are windows.
+    pub cold: Option<Pace>,
+    /// What came before the counted iterations, the first window apart.
+    pub ramp: Option<Pace>,
+    /// The counted iterations.
+    pub warm: Pace,
+    /// Of all of them.
     pub wrong: Option<u64>,
 }
 
@@ -65,12 +77,29 @@ pub fn over<T>(runs: &[T], pick: impl Fn(&T) -> f64) -> Option<Spread> {
     median(&runs.iter().map(pick).filter(|value| value.is_finite()).collect::<Vec<_>>())
 }
 
-/// The rates over runs.
-pub fn rates<T>(runs: &[T], outcome: impl Fn(&T) -> Outcome) -> Option<Rate> {
-    Some(Rate {
-        push: over(runs, |run| outcome(run).push_mops)?,
-        proc: over(runs, |run| outcome(run).proc_mops)?,
-    })
+/// A row for each phase that runs have. The counted iterations have the reference of `row` and what was wrong. Whether the
+/// rows have a bandwidth is told by `moves`: whether what is counted moves their size.
+pub fn rows(row: &Row, moves: bool, runs: &[Outcome]) -> Vec<Row> {
+    let of = |phase, paces: Vec<Pace>| {
+        let push = over(&paces, |pace| pace.push_mops)?;
+        let proc = over(&paces, |pace| pace.proc_mops)?;
+        let counted = phase == report::Phase::Warm;
+        Some(Row {
+            phase,
+            runs: paces.len() as u64,
+            iterations: paces.iter().map(|pace| pace.iterations).sum(),
+            rate_mops: Some(Rate { push, proc }),
+            bandwidth_gb_per_s: moves.then_some(proc.median * row.size_bytes as f64 / 1e3),
+            reference: row.reference.clone().filter(|_| counted),
+            wrong: if counted { runs.iter().map(|run| run.wrong).sum() } else { None },
+            ..row.clone()
+        })
+    };
+    let paces = |pick: fn(&Outcome) -> Option<Pace>| runs.iter().filter_map(pick).collect();
+    let warm = of(report::Phase::Warm, paces(|run| Some(run.warm)));
+    let cold = of(report::Phase::Cold, paces(|run| run.cold));
+    let ramp = of(report::Phase::Ramp, paces(|run| run.ramp));
+    [warm, cold, ramp].into_iter().flatten().collect()
 }
 
 /// Millions a second.
@@ -112,48 +141,54 @@ pub fn measure<S: Source, K: Sink>(
         let (Some(produced), Some((consumed, sink))) = (produced, consumer.join().ok().flatten()) else {
             return Err(trial.why());
         };
-        let first = produced.iter().map(|part| part.start).min();
-        let last = produced.iter().map(|part| part.end).max();
-        let pushing = first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first);
-        let sent: Vec<_> = produced.iter().map(|part| part.sent).collect();
+        let pace = |phase: usize, consumed: &Consumed| {
+            let parts = || produced.iter().map(|part| &part[phase]);
+            let first = parts().map(|part| part.start).min();
+            let last = parts().map(|part| part.end).max();
+            let pushing = first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first);
+            Pace {
+                iterations: consumed.count,
+                push_mops: mops(parts().map(|part| part.count).sum(), pushing),
+                proc_mops: mops(consumed.count, consumed.time),
+            }
+        };
+        let sent: Vec<_> = produced.iter().map(|parts| parts.iter().map(|part| part.count).sum()).collect();
+        let [ramp, warm] = &consumed;
         Ok(Outcome {
-            iterations: consumed.timed,
-            push_mops: mops(produced.iter().map(|part| part.timed).sum(), pushing),
-            proc_mops: mops(consumed.timed, consumed.time),
+            cold: None,
+            ramp: (ramp.count > 0).then(|| pace(0, ramp)),
+            warm: pace(1, warm),
             wrong: sink.wrong(&sent),
         })
     })
 }
 
-/// A source's part.
+/// A source's part of a phase.
 struct Produced {
-    /// When its first counted push began.
+    /// When its first push began.
     start: Instant,
     /// When its last push ended.
     end: Instant,
-    timed: u64,
-    sent: u64,
+    count: u64,
 }
 
-/// Pushes until the trial is over.
-fn produce(source: &mut impl Source, trial: &Trial) -> Result<Produced, Failure> {
+/// Pushes until the trial is over: what does not count, and what does.
+fn produce(source: &mut impl Source, trial: &Trial) -> Result<[Produced; 2], Failure> {
     trial.start()?;
     let mut sent = 0;
-    let mut push_during = |phase: Phase| -> Result<u64, Failure> {
+    let mut push_during = |phase: Phase| -> Result<Produced, Failure> {
+        let (start, before) = (Instant::now(), sent);
         while trial.phase() == phase {
             sent += source.push(sent, trial)?;
         }
-        Ok(sent)
+        Ok(Produced { start, end: Instant::now(), count: sent - before })
     };
-    let warm = push_during(Phase::Warm)?;
-    let start = Instant::now();
-    let sent = push_during(Phase::Timed)?;
-    Ok(Produced { start, end: Instant::now(), timed: sent - warm, sent })
+    Ok([push_during(Phase::Warm)?, push_during(Phase::Timed)?])
 }
 
-/// The sink's part.
+/// The sink's part of a phase.
 struct Consumed {
-    timed: u64,
+    count: u64,
     time: Duration,
 }
 
@@ -164,7 +199,7 @@ fn consume(
     plan: &Plan,
     finished: &AtomicU64,
     trial: &Trial,
-) -> Result<Consumed, Failure> {
+) -> Result<[Consumed; 2], Failure> {
     let mut take = |least: u64, limit: Duration| -> Result<Consumed, Failure> {
         let start = Instant::now();
         let mut wait = trial.wait("triggers to arrive", least);
@@ -184,12 +219,12 @@ fn consume(
                 break;
             }
         }
-        Ok(Consumed { timed: taken, time: start.elapsed() })
+        Ok(Consumed { count: taken, time: start.elapsed() })
     };
     trial.start()?;
-    take(plan.warmup, warm_limit(plan.limit))?;
+    let ramp = take(plan.warmup, warm_limit(plan.limit))?;
     trial.enter(Phase::Timed);
-    let consumed = take(plan.iterations, plan.limit)?;
+    let consumed = [ramp, take(plan.iterations, plan.limit)?];
     trial.enter(Phase::Over);
     let mut wait = trial.wait("producers to end", producers);
     loop {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{Args, What};
 use crate::machine::Machine;
-use crate::stats::{Spread, Times};
+use crate::stats::{Bin, Spread, Times, histogram};
 
 /// The version of the JSON format.
 pub const SCHEMA: u32 = 1;
@@ -110,6 +110,9 @@ pub const OFFERED: &str = "offered_kops";
 pub struct Row {
     pub layer: String,
     pub test: String,
+    /// What carries the data; empty where nothing is carried.
+    #[serde(default)]
+    pub transport: String,
     /// What was measured, where a test has more than one subject.
     pub subject: String,
     #[serde(default)]
@@ -119,14 +122,43 @@ pub struct Row {
     pub size_bytes: u64,
     /// How often it was measured.
     pub runs: u64,
-    /// Counted iterations of all runs.
+    /// Iterations of this phase of all runs.
     pub iterations: u64,
     pub time_us: Option<Times>,
+    /// Of a stage: its mean time as percent of that of the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_percent: Option<f64>,
+    /// With `-H`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub histogram: Option<Vec<Bin>>,
+    /// With `-U`: every time, in the order in which they were taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples_us: Option<Vec<f64>>,
     pub rate_mops: Option<Rate>,
     pub bandwidth_gb_per_s: Option<f64>,
     pub reference: Option<Reference>,
     /// Payloads that were not what they had to be; None if nothing was verified.
     pub wrong: Option<u64>,
+}
+
+impl Row {
+    /// The row with what its samples come to, in microseconds and in the order in which they were taken.
+    pub fn with_times(self, args: &Args, mut samples: Vec<f64>) -> Self {
+        let counted = self.phase == Phase::Warm;
+        Row {
+            iterations: samples.len() as u64,
+            histogram: (args.histogram && counted).then(|| histogram(&samples)),
+            samples_us: (args.unsorted && counted).then(|| samples.clone()),
+            time_us: Times::of(&mut samples),
+            ..self
+        }
+    }
+}
+
+/// Rows of the counted iterations before the others.
+pub fn counted_first(mut rows: Vec<Row>) -> Vec<Row> {
+    rows.sort_by_key(|row| row.phase != Phase::Warm);
+    rows
 }
 
 /// Millions a second.
@@ -163,11 +195,19 @@ impl Reference {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Control {
     pub layer: String,
+    /// The test whose check it tries; empty if it tries those of all tests of the layer.
+    #[serde(default)]
+    pub test: String,
     pub corrupted: u64,
     pub found: u64,
 }
 
 impl Control {
+    /// What the check of a test found, when this many payloads were corrupted.
+    pub fn new(layer: &str, test: &str, corrupted: u64, found: u64) -> Self {
+        Control { layer: layer.into(), test: test.into(), corrupted, found }
+    }
+
     pub fn held(&self) -> bool {
         self.found == self.corrupted
     }
@@ -230,8 +270,9 @@ impl Report {
     /// Records a control, and an error if the check missed it.
     pub fn control(&mut self, control: Control) {
         if !control.held() {
-            let Control { layer, corrupted, found } = &control;
-            self.errors.push(format!("{layer}: {corrupted} corrupted on purpose, but {found} found wrong"));
+            let Control { layer, test, corrupted, found } = &control;
+            self.errors
+                .push(format!("{layer} {test}: {corrupted} corrupted on purpose, but {found} found wrong"));
         }
         self.controls.push(control);
     }
@@ -275,7 +316,7 @@ fn unix_s() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args;
+    use crate::{args, stats};
     use serde_json::Value;
 
     fn spread(median: f64) -> Spread {
@@ -287,6 +328,7 @@ mod tests {
         report.results.push(Row {
             layer: "fifo".into(),
             test: "throughput".into(),
+            transport: "loopback".into(),
             subject: "fifo".into(),
             phase: Phase::Warm,
             shape: BTreeMap::from([("producers".into(), 2)]),
@@ -294,6 +336,9 @@ mod tests {
             runs: 1,
             iterations: 10,
             time_us: Times::of(&mut [0.5, 1.5]),
+            share_percent: Some(50.0),
+            histogram: Some(stats::histogram(&[0.5, 1.5])),
+            samples_us: Some(vec![0.5, 1.5]),
             rate_mops: Some(Rate { push: spread(8.0), proc: spread(7.0) }),
             bandwidth_gb_per_s: Some(0.112),
             reference: Some(Reference {
@@ -304,7 +349,7 @@ mod tests {
         });
         report.layer_done("fifo", Status::Ran, None);
         report.layer_done("ib", Status::Waived, Some("no device".into()));
-        report.control(Control { layer: "fifo".into(), corrupted: 1, found: 1 });
+        report.control(Control::new("fifo", "throughput", 1, 1));
         report.finish();
         report
     }
@@ -344,7 +389,7 @@ mod tests {
         assert_eq!(failed.exit_status(), 1);
         for found in [0, 2] {
             let mut blind = full();
-            blind.control(Control { layer: "put".into(), corrupted: 1, found });
+            blind.control(Control::new("put", "latency", 1, found));
             assert_eq!(blind.exit_status(), 1, "{found} found");
         }
     }

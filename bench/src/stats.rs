@@ -1,5 +1,6 @@
 //! What a set of samples comes to.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,29 @@ pub struct Spread {
     pub max: f64,
 }
 
+/// Bins of a histogram to a doubling.
+const BINS: f64 = 4.0;
+
+/// A bin of a histogram, in the unit of the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bin {
+    /// Samples below this, and not below the bin before.
+    pub below_us: f64,
+    pub count: u64,
+}
+
+/// Every sample, counted in bins of which four make a doubling; those without a sample are left out.
+pub fn histogram(samples: &[f64]) -> Vec<Bin> {
+    let mut bins: BTreeMap<i64, u64> = BTreeMap::new();
+    for sample in samples {
+        // What is not above 0 goes to the first bin that a clock can tell, a nanosecond.
+        let bin = (sample.max(1e-3).log2() * BINS).floor() as i64;
+        *bins.entry(bin).or_default() += 1;
+    }
+    let bin = |(bin, count)| Bin { below_us: ((bin + 1) as f64 / BINS).exp2(), count };
+    bins.into_iter().map(bin).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,5 +140,17 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(Spread { min: 1.0, median: 2.0, max: 3.0 }));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(Spread { min: 1.0, median: 2.0, max: 4.0 }));
+    }
+
+    #[test]
+    fn a_histogram_has_every_sample_once_and_below_the_end_of_its_bin() {
+        let samples = [0.0, 0.9, 1.0, 1.1, 1.9, 2.0, 100.0];
+        let bins = histogram(&samples);
+        assert_eq!(bins.iter().map(|bin| bin.count).sum::<u64>(), 7);
+        for limit in [1.0, 2.0, 128.0] {
+            let below = bins.iter().filter(|bin| bin.below_us <= limit).map(|bin| bin.count).sum::<u64>();
+            assert_eq!(below, samples.iter().filter(|sample| **sample < limit).count() as u64, "{limit}");
+        }
+        assert_eq!(histogram(&[]), []);
     }
 }

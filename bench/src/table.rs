@@ -2,11 +2,13 @@
 
 use std::fmt::Write;
 
+use crate::baseline::describe;
 use crate::devices::{GpuDevice, Nic};
 use crate::layer::Layer;
+use crate::load::knees;
 use crate::machine::{Machine, join};
 use crate::report::{Phase, Report, Row, Status, TimeUnit};
-use crate::stats::Times;
+use crate::stats::{Bin, Times};
 
 /// The lines before the first layer.
 pub fn header(report: &Report) -> String {
@@ -62,20 +64,31 @@ pub fn layer(report: &Report, layer: &Layer, first_row: usize) -> String {
     let reason = result.reason.as_deref().unwrap_or("");
     let _ = match result.status {
         Status::Waived => writeln!(text, "#\n# {}: waived: {reason}", layer.name),
-        _ => writeln!(text, "#\n# {}: {}", layer.name, layer.measures),
+        _ if layer.transport.is_empty() => writeln!(text, "#\n# {}: {}", layer.name, layer.measures),
+        _ => {
+            let Layer { name, measures, transport, .. } = layer;
+            writeln!(text, "#\n# {name}: {measures}; transport={transport}")
+        }
     };
     for note in report.notes.iter().filter(|note| note.layer == layer.name) {
         let _ = writeln!(text, "# {}", note.text);
     }
     for rows in report.results[first_row..].chunk_by(|a, b| a.test == b.test) {
         text.push_str(&block(rows, layer.unit));
+        for row in rows {
+            text.push_str(&histogram(row, layer.unit));
+        }
+        for knee in knees(rows) {
+            let _ = writeln!(text, "# {knee}");
+        }
     }
     for control in report.controls.iter().filter(|control| control.layer == layer.name) {
         let verdict = if control.held() { "OK" } else { "FAILED" };
         let (corrupted, found) = (control.corrupted, control.found);
+        let of = if control.test.is_empty() { String::new() } else { format!(" of {}", control.test) };
         let _ = writeln!(
             text,
-            "# negative control: {corrupted} corrupted on purpose, {found} found wrong {verdict}"
+            "# negative control{of}: {corrupted} corrupted on purpose, {found} found wrong {verdict}"
         );
     }
     if result.status == Status::Failed {
@@ -126,6 +139,9 @@ fn block(rows: &[Row], unit: TimeUnit) -> String {
     for (name, pick) in TIMES.iter().filter(|_| first.time_us.is_some()) {
         add(name, time_unit, &|row| row.time_us.as_ref().and_then(pick).map(|us| number(us * per_us)));
     }
+    if rows.iter().any(|row| row.share_percent.is_some()) {
+        add("share", "(%)", &|row| row.share_percent.map(number));
+    }
     for (present, group) in [
         (first.rate_mops.is_some(), RATE),
         (first.bandwidth_gb_per_s.is_some(), BANDWIDTH),
@@ -141,6 +157,23 @@ fn block(rows: &[Row], unit: TimeUnit) -> String {
     let mut text = format!("# {} {}\n", first.layer, first.test);
     for (n, line) in lines.iter().enumerate() {
         let _ = writeln!(text, "{} {}", if n < 2 { '#' } else { ' ' }, line.join("  "));
+    }
+    text
+}
+
+/// The counted times of a row, as lines that are not data.
+fn histogram(row: &Row, unit: TimeUnit) -> String {
+    let Some(bins) = &row.histogram else { return String::new() };
+    let mut text = format!("# histogram of {}\n", describe(row));
+    let (scale, unit) = match unit {
+        TimeUnit::Nanoseconds => (1000.0, "ns"),
+        TimeUnit::Microseconds => (1.0, "us"),
+    };
+    let most = bins.iter().map(|bin| bin.count).max().unwrap_or(1).max(1);
+    for Bin { below_us, count } in bins {
+        let bar = "*".repeat((count * 50).div_ceil(most) as usize);
+        let below = number(below_us * scale);
+        let _ = writeln!(text, "#   < {below:>9} {unit} {count:>9} {bar}");
     }
     text
 }
@@ -223,7 +256,7 @@ mod tests {
     #[test]
     fn what_went_wrong_is_printed() {
         let mut report = Report::new(&args::parse("fifo").unwrap());
-        report.control(Control { layer: "fifo".into(), corrupted: 1, found: 0 });
+        report.control(Control::new("fifo", "throughput", 1, 0));
         report.layer_done("fifo", Status::Failed, Some("no end".into()));
         let text = layer(&report, layer::by_name("fifo").unwrap(), 0);
         assert!(text.contains("0 found wrong FAILED") && text.contains("fifo: FAILED: no end"), "{text}");

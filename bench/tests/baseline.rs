@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use support::{bench, file, json, text};
 
-const SMALL: &str = "proxy -n 300 -w 20 -N 1 -T 30 -D 0.02 --producers 1 --channels 1 --drain 32";
+const SMALL: &str = "proxy -n 300 -w 20 -N 1 -T 30 -D 1 --producers 1 --channels 1 --drain 32 --rate 0.05";
 
 /// A result of this machine, changed, as a baseline.
 fn baseline(name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {

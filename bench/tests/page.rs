@@ -99,7 +99,8 @@ fn output(mut command: Command) -> (String, String) {
 /// than one abscissa in all of them together.
 fn points(results: &[Value], kind: &str) -> usize {
     let mut lines: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for row in results.iter().flat_map(|result| result["results"].as_array().unwrap()) {
+    let rows = results.iter().flat_map(|result| result["results"].as_array().unwrap());
+    for row in rows.filter(|row| row["phase"] == "warm") {
         let mut shape = row["shape"].as_object().unwrap().clone();
         let offered = shape.remove("offered_kops").is_some();
         let (x, value) = match kind {
@@ -143,7 +144,8 @@ fn a_browser_shows_the_page_and_is_asked_for_nothing_else() {
         let mut all = Value::Null;
         for layer in ["fifo", "proxy", "put"] {
             let sizes = if layer == "put" { "-e 32K" } else { "--producers 1,2,4" };
-            let output = bench(&format!("{layer} -D 0.01 -N 2 -T 60 {sizes} -J {}", path.display()));
+            let output =
+                bench(&format!("{layer} -D 0.01 -N 2 -T 60 {sizes} --rate 0.05 -J {}", path.display()));
             assert_eq!(output.status.code(), Some(0), "{}", text(&output));
             all = json(path);
             rows.extend(all["results"].as_array().unwrap().clone());

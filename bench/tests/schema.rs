@@ -11,21 +11,31 @@ fn schema() -> Value {
 }
 
 /// A result with rows of every kind that this machine can make.
-fn result(name: &str) -> Value {
+fn result(name: &str, flags: &str) -> Value {
     let path = file(name);
-    let output =
-        bench(&format!("-n 300 -w 20 -N 1 -T 30 -D 0.02 -e 64 --depth 64 --batch 1 -J {}", path.display()));
+    let output = bench(&format!(
+        "{flags} -n 300 -w 20 -N 1 -T 30 -D 0.1 -e 64 --depth 64 --batch 1 --rate 0.05 -J {}",
+        path.display()
+    ));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
     json(&path)
 }
 
 #[test]
 fn a_result_of_every_layer_follows_the_schema() {
-    let json = result("schema.json");
+    let json = result("schema.json", "--stages -H -U");
     assert_eq!(errors(&schema(), &json), [""; 0]);
     let rows = json["results"].as_array().unwrap();
-    for kind in ["time_us", "rate_mops", "bandwidth_gb_per_s", "reference"] {
+    for kind in ["time_us", "rate_mops", "bandwidth_gb_per_s", "reference", "share_percent"] {
         assert!(rows.iter().any(|row| !row[kind].is_null()), "no row has {kind}");
+    }
+    // With -H and -U there is every time that counted.
+    for row in rows.iter().filter(|row| row["layer"] == "put" && row["time_us"].is_object()) {
+        let all = row["samples_us"].as_array().map(Vec::len);
+        let counted = |bin: &Value| bin["count"].as_u64().unwrap();
+        let binned = row["histogram"].as_array().map(|bins| bins.iter().map(counted).sum::<u64>());
+        let expected = (row["phase"] == "warm").then(|| row["iterations"].as_u64().unwrap());
+        assert_eq!((all.map(|all| all as u64), binned), (expected, expected), "{row}");
     }
     assert!(json["layers"].as_array().unwrap().iter().any(|layer| layer["status"] == "ran"));
 }
@@ -33,7 +43,7 @@ fn a_result_of_every_layer_follows_the_schema() {
 /// The control: a key less, or a value of another type, anywhere, and it no longer does.
 #[test]
 fn a_missing_key_or_another_type_is_found_wherever_it_is() {
-    let (schema, json) = (schema(), result("schema-control.json"));
+    let (schema, json) = (schema(), result("schema-control.json", ""));
     let mut places = Vec::new();
     all(&json, "", &mut places);
     assert!(places.len() > 100, "{}", places.len());

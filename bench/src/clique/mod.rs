@@ -25,6 +25,7 @@ pub const LAYER: Layer = Layer {
     needs: "nothing",
     find: |_| Ok(run),
     flags: &[],
+    transport: "",
     unit: TimeUnit::Microseconds,
 };
 
@@ -52,7 +53,7 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     rendezvous::row(args, report)?;
     if args.check() {
         let found = software::found()? + barrier::found(args)? + rendezvous::found(args)?;
-        report.control(Control { layer: NAME.into(), corrupted: 5, found });
+        report.control(Control::new(NAME, "", 5, found));
     }
     nccl::rows(args, report)
 }

@@ -107,7 +107,7 @@ pub fn rows(args: &Args, report: &mut Report) -> Result<(), Failure> {
     if args.check() {
         let found = [setting.once(true)?.1, setting.finds_a_wrong_size()?];
         let found = found.into_iter().map(u64::from).sum();
-        report.control(Control { layer: NAME.into(), corrupted: 2, found });
+        report.control(Control::new(NAME, "", 2, found));
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 pub mod gpu;
 mod latency;
+mod load;
 mod payload;
 mod queue;
 mod throughput;
@@ -22,7 +23,20 @@ pub const LAYER: Layer = Layer {
     measures: "the ring alone: software producers or kernels push, one thread drains",
     needs: "nothing, or a GPU for kernels",
     find: |_| Ok(run),
-    flags: &["producers", "depth", "batch", "drain", "rate", "proxies", "poll"],
+    flags: &[
+        "producers",
+        "depth",
+        "batch",
+        "drain",
+        "rate",
+        "proxies",
+        "poll",
+        "ctas",
+        "threads",
+        "histogram",
+        "unsorted",
+    ],
+    transport: "",
     unit: TimeUnit::Nanoseconds,
 };
 
@@ -48,14 +62,19 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     report.note(NAME, "push-pop = push to pop in another thread, by ping-pong over two queues");
     report.note(NAME, "push-sync = push to the return of sync, which is a round trip: half of it");
     report.results.extend(latency::rows(args, &pinning)?);
+    report.note(NAME, "load = triggers due at a fixed rate by one thread; from due to synced, lateness included: a round trip,");
+    report.note(NAME, "NOT half of it");
+    report.results.extend(load::rows(args, &pinning)?);
     if args.check() {
-        report.control(control(args, &pinning)?);
+        for control in controls(args, &pinning)? {
+            report.control(control);
+        }
     }
     gpu::run(args, &pinning, report)
 }
 
-/// A run in which one payload is corrupted, to see that the check finds it.
-fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
+/// Runs in which one payload is corrupted, to see that each check finds it.
+fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
     const COUNT: u64 = 1000;
     let shape = Shape { producers: 1, slots: 64, batch: 1, drain: 32 };
     let deadline = args.deadline();
@@ -65,5 +84,8 @@ fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
         .map_err(|source| Failure::Fifo { measurement: name.into(), source })?;
     let senders = senders.into_iter().map(|sender| Corrupting::new(sender, COUNT / 4)).collect();
     let outcome = throughput::measure(name, (senders, receiver), &shape, &plan, true, pinning)?;
-    Ok(Control { layer: NAME.into(), corrupted: 1, found: outcome.wrong.unwrap_or(0) })
+    let mut controls = vec![Control::new(NAME, "throughput", 1, outcome.wrong.unwrap_or(0))];
+    controls.extend(latency::controls(args, pinning)?);
+    controls.push(Control::new(NAME, "load", 1, load::offer(args, load::KOPS.0, Some(1), pinning)?.wrong));
+    Ok(controls)
 }

@@ -11,7 +11,7 @@ use crate::args::{Args, DEPTH};
 use crate::failure::Failure;
 use crate::machine::Pinning;
 use crate::rate::{self, Outcome, Plan, Sink, Source, over};
-use crate::report::{Reference, Row};
+use crate::report::{Reference, Row, counted_first};
 use crate::trial::Trial;
 
 /// Triggers of a run unless `-n` says otherwise.
@@ -52,34 +52,33 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
             }
         }
     }
-    Ok(found.iter().filter_map(|(shape, runs)| row(shape, args.poll, runs)).collect())
+    let rows = found.iter().filter_map(|(shape, runs)| of_shape(shape, args.poll, runs));
+    Ok(counted_first(rows.flatten().collect()))
 }
 
 /// A run of ours and of the reference.
 type Pair = (Outcome, Outcome);
 
-fn row(&Shape { batch, drain, producers, slots }: &Shape, poll: u64, runs: &[Pair]) -> Option<Row> {
-    let rates = rate::rates(runs, |(ours, _)| *ours)?;
-    let size_bytes = 16;
-    let wrong = |(ours, theirs): &Pair| Some(ours.wrong? + theirs.wrong?);
+fn of_shape(&Shape { batch, drain, producers, slots }: &Shape, poll: u64, runs: &[Pair]) -> Option<Vec<Row>> {
     let shape =
         [("batch", batch), ("drain", drain), ("poll", poll), ("producers", producers), ("slots", slots)];
-    Some(Row {
+    let ratio = over(runs, |(ours, theirs)| ours.warm.proc_mops / theirs.warm.proc_mops)?;
+    let row = Row {
         layer: NAME.into(),
         test: "throughput".into(),
         shape: shape.map(|(key, value)| (key.to_owned(), value)).into(),
-        size_bytes,
-        runs: runs.len() as u64,
-        iterations: runs.iter().map(|(ours, _)| ours.iterations).sum(),
-        rate_mops: Some(rates),
-        bandwidth_gb_per_s: Some(rates.proc.median * size_bytes as f64 / 1e3),
+        size_bytes: 16,
         reference: Some(Reference {
-            proc_mops: over(runs, |(_, theirs)| theirs.proc_mops),
-            ..Reference::new(REFERENCE, over(runs, |(ours, theirs)| ours.proc_mops / theirs.proc_mops)?)
+            proc_mops: over(runs, |(_, theirs)| theirs.warm.proc_mops),
+            ..Reference::new(REFERENCE, ratio)
         }),
-        wrong: runs.iter().map(wrong).sum(),
         ..Row::default()
-    })
+    };
+    let with_theirs = |&(ours, theirs): &Pair| {
+        let wrong = ours.wrong.zip(theirs.wrong).map(|(ours, theirs)| ours + theirs);
+        Outcome { wrong, ..ours }
+    };
+    Some(rate::rows(&row, true, &runs.iter().map(with_theirs).collect::<Vec<_>>()))
 }
 
 /// Pushes and drains once.

@@ -15,6 +15,7 @@ use crate::layer::{Layer, Run};
 use crate::machine::Pinning;
 use crate::put::latency::{Spoil, through};
 use crate::put::wired::{Wired, Wiring};
+use crate::put::{load, throughput};
 use crate::report::{Control, Report, TimeUnit};
 
 /// See the module.
@@ -33,7 +34,11 @@ pub const LAYER: Layer = Layer {
         "tx_depth",
         "inline_bytes",
         "post_list",
+        "rate",
+        "histogram",
+        "unsorted",
     ],
+    transport: "ib",
     unit: TimeUnit::Microseconds,
 };
 
@@ -128,23 +133,39 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     }
     rows::latency(args, &pinning, &setup, perftest.as_ref(), report)?;
     rows::throughput(args, &pinning, &setup, perftest.as_ref(), report)?;
+    report.note(NAME, "load = puts with signals due at a fixed rate, of the smallest size; from due to the signal seen by the");
+    report.note(NAME, "peer, lateness included: ONE WAY, not halved");
+    report.results.extend(load::rows_of(args, NAME, |size, kops| {
+        let name = load::name(NAME, size, kops);
+        let wired = wire(args, &name, size * throughput::window(size), &pinning)?;
+        load::through(args, &name, wired, size, kops, None, &pinning)
+    })?);
     if args.check() {
-        report.control(control(args, &pinning)?);
+        for control in controls(args, &pinning)? {
+            report.control(control);
+        }
     }
     Ok(())
 }
 
-/// Runs in which one payload has a flipped bit, and one signal comes without its data, to see that both are found.
-fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
+/// Runs in which one payload has a flipped bit, and one signal comes without its data, to see that they are found.
+fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
     const SIZE_BYTES: u64 = 64;
     let mut args = args.clone();
     args.iterations = Some(100);
-    let mut found = 0;
+    let args = &args;
+    let name = "ib, negative control";
+    let mut latency = 0;
     for spoil in [Spoil::FlippedBit, Spoil::NoData] {
-        let name = "ib, negative control";
-        let wired = wire(&args, name, SIZE_BYTES, pinning)?;
-        let (_, wrong) = through(&args, name, wired, SIZE_BYTES, Some((spoil, 0)), pinning)?;
-        found += wrong;
+        let wired = wire(args, name, SIZE_BYTES, pinning)?;
+        latency += through(args, name, wired, SIZE_BYTES, Some((spoil, 0)), pinning)?.wrong;
     }
-    Ok(Control { layer: NAME.into(), corrupted: 2, found })
+    let wired = || wire(args, name, SIZE_BYTES * throughput::window(SIZE_BYTES), pinning);
+    let throughput = throughput::through(args, name, wired()?, SIZE_BYTES, Some(1), pinning)?;
+    let load = load::through(args, name, wired()?, SIZE_BYTES, load::KOPS.0, Some(1), pinning)?;
+    Ok(vec![
+        Control::new(NAME, "latency beside raw verbs", 2, latency),
+        Control::new(NAME, "throughput beside raw verbs", 1, throughput.wrong.unwrap_or(0)),
+        Control::new(NAME, "load", 1, load.wrong),
+    ])
 }

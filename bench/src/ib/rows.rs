@@ -9,8 +9,9 @@ use crate::machine::Pinning;
 use crate::put::throughput::window;
 use crate::put::{latency, throughput};
 use crate::rate::{self, Outcome, over};
-use crate::report::{Reference, Report, Row};
-use crate::stats::{Times, median};
+use crate::report::{Reference, Report, Row, counted_first};
+use crate::round::Samples;
+use crate::stats::median;
 
 /// One run of one size.
 struct Run<T> {
@@ -40,8 +41,7 @@ pub fn latency(
 ) -> Result<(), Failure> {
     #[derive(Default)]
     struct Found {
-        samples: Vec<f64>,
-        wrong: u64,
+        samples: Samples,
         runs: Vec<Run<f64>>,
     }
     let sizes = args.sizes();
@@ -51,40 +51,39 @@ pub fn latency(
         for (&size, found) in sizes.iter().zip(&mut found) {
             let name = format!("{NAME} latency, {size} bytes");
             let wired = wire(args, &name, size, pinning)?;
-            let (samples, wrong) = latency::through(args, &name, wired, size, None, pinning)?;
+            let mut samples = latency::through(args, &name, wired, size, None, pinning)?;
             let name = raw::name("latency", size);
             let mut sides = raw::connect(args, &name, size)?;
-            let ((raw, raw_wrong), _) = latency::between(args, &name, &mut sides, size, None, pinning)?;
+            let (raw, _) = latency::between(args, &name, &mut sides, size, None, pinning)?;
             drop(sides);
-            let count = samples.len() as u64;
+            let count = samples.warm.len() as u64;
             let perftest = perftest.map(|perftest| perftest.latency_us(args, setup, size, count));
             let perftest = beside(perftest, &mut why_not);
-            found.wrong += wrong + raw_wrong;
-            if let (Some(ours), Some(raw)) = (median(&samples), median(&raw)) {
+            samples.wrong += raw.wrong;
+            if let (Some(ours), Some(raw)) = (median(&samples.warm), median(&raw.warm)) {
                 found.runs.push(Run { ours: ours.median, raw: raw.median, perftest });
             }
-            found.samples.extend(samples);
+            found.samples.add(samples);
         }
     }
     note(report, why_not);
-    let row = |test: &str, size_bytes, found: &mut Found, name, theirs: fn(&Run<f64>) -> Option<f64>| {
+    let of_size = |test: &str, size_bytes, found: &Found, name, theirs: fn(&Run<f64>) -> Option<f64>| {
         let theirs = |run: &Run<f64>| theirs(run).unwrap_or(f64::NAN);
         let ratio = over(&found.runs, |run| run.ours / theirs(run))?;
-        Some(Row {
+        let row = Row {
             layer: NAME.into(),
             test: test.into(),
             size_bytes,
             runs: found.runs.len() as u64,
-            iterations: found.samples.len() as u64,
-            time_us: Times::of(&mut found.samples),
             reference: Some(Reference { time_us: over(&found.runs, theirs), ..Reference::new(name, ratio) }),
-            wrong: args.check().then_some(found.wrong),
             ..Row::default()
-        })
+        };
+        Some(found.samples.clone().rows(args, row))
     };
     let mut rows = |test, name, theirs: fn(&Run<f64>) -> Option<f64>| {
-        let found = sizes.iter().zip(&mut found);
-        report.results.extend(found.filter_map(|(&size, found)| row(test, size, found, name, theirs)));
+        let found = sizes.iter().zip(&found);
+        let rows = found.filter_map(|(&size, found)| of_size(test, size, found, name, theirs));
+        report.results.extend(counted_first(rows.flatten().collect()));
     };
     rows("latency beside raw verbs", raw::REFERENCE, |run| Some(run.raw));
     rows("latency beside ib_write_lat", perftest::LAT, |run| run.perftest);
@@ -106,43 +105,39 @@ pub fn throughput(
         for (&size, found) in sizes.iter().zip(&mut found) {
             let name = format!("{NAME} throughput, {size} bytes");
             let wired = wire(args, &name, size * window(size), pinning)?;
-            let mut ours = throughput::through(args, &name, wired, size, pinning)?;
+            let mut ours = throughput::through(args, &name, wired, size, None, pinning)?;
             let name = raw::name("throughput", size);
             let mut sides = raw::connect(args, &name, size * window(size))?;
-            let (raw, _) = throughput::between(args, &name, &mut sides, size, pinning)?;
+            let (raw, _) = throughput::between(args, &name, &mut sides, size, None, pinning)?;
             drop(sides);
-            let perftest = perftest.map(|perftest| perftest.mops(args, setup, size, ours.iterations));
+            let perftest = perftest.map(|perftest| perftest.mops(args, setup, size, ours.warm.iterations));
             let perftest = beside(perftest, &mut why_not);
             ours.wrong = ours.wrong.zip(raw.wrong).map(|(ours, raw)| ours + raw);
-            found.push(Run { ours, raw: raw.proc_mops, perftest });
+            found.push(Run { ours, raw: raw.warm.proc_mops, perftest });
         }
     }
     note(report, why_not);
-    let row = |test: &str,
-               size_bytes: u64,
-               runs: &[Run<Outcome>],
-               name,
-               theirs: fn(&Run<Outcome>) -> Option<f64>| {
+    let of_size = |test: &str,
+                   size_bytes: u64,
+                   runs: &[Run<Outcome>],
+                   name,
+                   theirs: fn(&Run<Outcome>) -> Option<f64>| {
         let theirs = |run: &Run<Outcome>| theirs(run).unwrap_or(f64::NAN);
-        let ratio = over(runs, |run| run.ours.proc_mops / theirs(run))?;
-        let rates = rate::rates(runs, |run| run.ours)?;
-        Some(Row {
+        let ratio = over(runs, |run| run.ours.warm.proc_mops / theirs(run))?;
+        let row = Row {
             layer: NAME.into(),
             test: test.into(),
             shape: [("window".to_owned(), window(size_bytes))].into(),
             size_bytes,
-            runs: runs.len() as u64,
-            iterations: runs.iter().map(|run| run.ours.iterations).sum(),
-            rate_mops: Some(rates),
-            bandwidth_gb_per_s: Some(rates.proc.median * size_bytes as f64 / 1e3),
             reference: Some(Reference { proc_mops: over(runs, theirs), ..Reference::new(name, ratio) }),
-            wrong: runs.iter().map(|run| run.ours.wrong).sum(),
             ..Row::default()
-        })
+        };
+        Some(rate::rows(&row, true, &runs.iter().map(|run| run.ours).collect::<Vec<_>>()))
     };
     let mut rows = |test, name, theirs: fn(&Run<Outcome>) -> Option<f64>| {
         let found = sizes.iter().zip(&found);
-        report.results.extend(found.filter_map(|(&size, runs)| row(test, size, runs, name, theirs)));
+        let rows = found.filter_map(|(&size, runs)| of_size(test, size, runs, name, theirs));
+        report.results.extend(counted_first(rows.flatten().collect()));
     };
     rows("throughput beside raw verbs", raw::REFERENCE, |run| Some(run.raw));
     rows("throughput beside ib_write_bw", perftest::BW, |run| run.perftest);

@@ -29,6 +29,7 @@ pub const LAYER: Layer = Layer {
     needs: "libcuda, NVRTC, and two GPUs or one twice",
     find,
     flags: &["begin", "end", "factor", "proxies", "gpus"],
+    transport: "ipc",
     unit: TimeUnit::Microseconds,
 };
 
@@ -96,5 +97,5 @@ fn control(gpus: &Gpus) -> Result<Control, Failure> {
     let found = latency::wrong_of_a_corrupted_run(gpus)?
         + bandwidth::wrong_of_a_corrupted_run(gpus)?
         + messages::wrong_of_a_corrupted_run(gpus)?;
-    Ok(Control { layer: NAME.into(), corrupted: 3, found })
+    Ok(Control::new(NAME, "", 3, found))
 }

@@ -96,7 +96,7 @@ pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
     }
     if args.check() {
         let (found, _) = ranks.run(gpus, 1, SIZES[0], Some(1))?;
-        report.control(Control { layer: NAME.into(), corrupted: 1, found: found.wrong });
+        report.control(Control::new(NAME, "all-pairs", 1, found.wrong));
     }
     ranks.close()
 }

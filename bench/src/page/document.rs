@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use super::series::{KNEE_SHARE, KNEE_TIMES, Line, Plot, Point, is_plotted};
+use super::series::{Line, Plot, Point, is_plotted};
 use super::svg::{COLOURS, label, picture};
 use super::{Named, escape};
 use crate::baseline::describe;
+use crate::load::{KNEE_SHARE, KNEE_TIMES};
 use crate::report::{Report, Row, Status};
 use crate::table::{devices, number};
 

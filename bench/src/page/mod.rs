@@ -2,6 +2,7 @@
 
 mod document;
 mod series;
+mod standalone;
 mod svg;
 
 use std::path::Path;
@@ -24,6 +25,16 @@ impl Named {
 /// The page.
 pub fn page(results: &[Named]) -> String {
     document::document(results, &series::plots(results))
+}
+
+/// Each plot of each result as a file of its own: its name and what is in it.
+pub fn plots(results: &[Named]) -> Vec<(String, String)> {
+    let plots = series::plots(results);
+    let of = |(n, result): (usize, &Named), plot| {
+        let of = format!("{}, {}", result.file, result.report.machine.host);
+        standalone::file(plot, n, results.len(), &of)
+    };
+    plots.iter().flat_map(|plot| results.iter().enumerate().map(move |each| of(each, plot))).collect()
 }
 
 /// A value within HTML.
@@ -146,6 +157,35 @@ mod tests {
         for loading in [" src=", "href=", "url(", "@import", "<script", "<link"] {
             let found = html.replace("&lt;img src=", "").contains(loading);
             assert!(!found, "{loading}");
+        }
+    }
+
+    #[test]
+    fn a_plot_is_a_file_of_its_own_whose_name_is_no_path() {
+        let files = plots(&[result(1.0)]);
+        let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "latency-size-put.svg",
+                "bandwidth-size-put.svg",
+                "latency-load-put.svg",
+                "rate-producers-put.svg"
+            ]
+        );
+        for (name, svg) in &files {
+            assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"), "{name}");
+            // One around the picture; as many are closed as are opened.
+            assert_eq!((count(svg, "<svg "), count(svg, "</svg>")), (2, 2), "{name}");
+            assert!(!svg.contains("var(") && !svg.contains("url("), "{name} needs nothing else");
+        }
+        assert_eq!(count(&files[2].1, "class=\"knee\""), 2);
+        assert!(files[0].1.contains("memcpy, beside"), "a reference has a line in the legend");
+        assert_eq!(plots(&[result(1.0), result(2.0)])[1].0, "latency-size-put-2.svg");
+        let mut hostile = result(1.0);
+        hostile.report.results.iter_mut().for_each(|row| row.layer = "../<x>".into());
+        for (name, svg) in plots(&[hostile]) {
+            assert!(!name.contains('/') && !name.contains("..") && !svg.contains("<x>"), "{name}");
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Named;
+use crate::load::knee;
 use crate::report::{OFFERED, Phase, Row};
 
 /// A question, and what each result answers.
@@ -53,11 +54,6 @@ const SIZE: Axis = Axis { label: "size (bytes)", short: "size (B)", logarithmic:
 
 /// Keys of a shape that follow from the size and make no line of their own.
 const FOLLOWS_SIZE: &[&str] = &["window"];
-
-/// Up to the knee the 99th percentile is at most this many times that of the lowest load, and the rate at least this share
-/// of the offered one.
-pub const KNEE_TIMES: f64 = 2.0;
-pub const KNEE_SHARE: f64 = 0.95;
 
 /// A kind of plot: which rows it takes, and what of them.
 struct Kind {
@@ -270,48 +266,4 @@ fn line(kind: &Kind, rows: &[&Row], (what, pick): (&'static str, Pick), name: us
     let reference = reference.and_then(|row| Some(row.reference.as_ref()?.name.clone()));
     let knee = kind.along.contains(&OFFERED).then(|| knee(&drawn)).flatten();
     (!points.is_empty()).then_some(Line { name, what, points, reference, knee })
-}
-
-/// The last load before the first at which latency has risen or the rate has fallen behind. None if no load is such.
-fn knee(rows: &[&Row]) -> Option<usize> {
-    let high = |row: &Row| row.time_us.map(|times| times.p99.unwrap_or(times.p50));
-    let lowest = high(rows.first()?)?;
-    let holds = |row: &&Row| {
-        let offered = row.shape.get(OFFERED).map_or(0.0, |kops| *kops as f64 / 1e3);
-        let carried = row.rate_mops.is_none_or(|rate| rate.proc.median >= KNEE_SHARE * offered);
-        carried && high(row).is_some_and(|us| us <= KNEE_TIMES * lowest)
-    };
-    let first_that_fails = rows.iter().position(|row| !holds(row))?;
-    first_that_fails.checked_sub(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::report::Rate;
-    use crate::stats::{Spread, Times};
-
-    /// Offered and carried in thousands a second, and the latency.
-    fn loads(loads: &[(u64, f64, f64)]) -> Option<usize> {
-        let row = |&(kops, carried, us): &(u64, f64, f64)| {
-            let rate = Spread { min: 0.0, median: carried / 1e3, max: 0.0 };
-            Row {
-                shape: [(OFFERED.to_owned(), kops)].into(),
-                time_us: Times::of(&mut vec![us; 1000]),
-                rate_mops: Some(Rate { push: rate, proc: rate }),
-                ..Row::default()
-            }
-        };
-        let rows: Vec<Row> = loads.iter().map(row).collect();
-        knee(&rows.iter().collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn the_knee_is_the_last_load_before_latency_rises_or_the_rate_falls_behind() {
-        assert_eq!(loads(&[(10, 10.0, 1.0), (20, 20.0, 1.9), (30, 30.0, 2.1), (40, 40.0, 1.0)]), Some(1));
-        assert_eq!(loads(&[(10, 10.0, 1.0), (20, 18.0, 1.0)]), Some(0));
-        assert_eq!(loads(&[(10, 10.0, 1.0), (20, 20.0, 1.5)]), None, "all loads hold");
-        assert_eq!(loads(&[(10, 5.0, 1.0), (20, 5.0, 1.0)]), None, "none holds");
-        assert_eq!(loads(&[]), None);
-    }
 }

@@ -6,8 +6,8 @@ use super::escape;
 use super::series::{Axis, Line, Plot};
 use crate::table::number;
 
-const WIDTH: f64 = 600.0;
-const HEIGHT: f64 = 360.0;
+pub const WIDTH: f64 = 600.0;
+pub const HEIGHT: f64 = 360.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 14.0;

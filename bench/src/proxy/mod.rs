@@ -1,11 +1,14 @@
 //! The `proxy` layer: what the engine costs, with nothing behind it.
 
 mod latency;
+mod load;
 mod null_port;
 mod payload;
 mod throughput;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use portway_fifo::{Fifo, Heap};
 use portway_proxy::transport::{LocalMemory, MemoryId, RemoteMemory};
@@ -17,6 +20,7 @@ use crate::layer::Layer;
 use crate::machine::Pinning;
 use crate::rate::Plan;
 use crate::report::{Control, Report, TimeUnit};
+use crate::trial::{Phase, Trial};
 
 use null_port::{Check, NullPort, Verdict};
 use throughput::Shape;
@@ -27,7 +31,8 @@ pub const LAYER: Layer = Layer {
     measures: "the engine alone: software producers put, one thread steps it, a port that moves nothing",
     needs: "nothing",
     find: |_| Ok(run),
-    flags: &["producers", "channels", "drain", "poll"],
+    flags: &["producers", "channels", "drain", "poll", "rate", "histogram", "unsorted"],
+    transport: "null",
     unit: TimeUnit::Nanoseconds,
 };
 
@@ -44,21 +49,53 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     report.results.extend(throughput::rows(args, &pinning)?);
     report.note(NAME, "push-flush = push of put, signal and flush in one trigger to the return of flush,");
     report.note(NAME, "which is a round trip: half of it");
-    report.results.push(latency::row(args, &pinning)?);
+    report.results.extend(latency::rows(args, &pinning)?);
+    report.note(NAME, "load = puts due at a fixed rate by one thread; from due to completed by the port, lateness included:");
+    report.note(NAME, "one way, not halved");
+    report.results.extend(load::rows(args, &pinning)?);
     if args.check() {
-        report.control(control(args, &pinning)?);
+        for control in controls(args, &pinning)? {
+            report.control(control);
+        }
     }
     Ok(())
 }
 
-/// A run in which one put has a wrong offset, to see that the check finds it.
-fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
+/// Runs in which one put has a wrong offset, to see that the check finds it.
+fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
     const COUNT: u64 = 1000;
     let shape = Shape { producers: 1, channels: 4, drain: 32 };
     let plan = Plan { warmup: 0, iterations: COUNT, limit: args.deadline(), ..Plan::of(args, COUNT) };
     let corrupt = Some(COUNT / 4);
     let outcome = throughput::measure("proxy, negative control", &shape, &plan, true, corrupt, pinning)?;
-    Ok(Control { layer: NAME.into(), corrupted: 1, found: outcome.wrong.unwrap_or(0) })
+    Ok(vec![
+        Control::new(NAME, "throughput", 1, outcome.wrong.unwrap_or(0)),
+        Control::new(NAME, "push-flush", 1, latency::run(args, Some(0), pinning)?.wrong),
+        Control::new(NAME, "load", 1, load::offer(args, load::KOPS.0, Some(1), pinning)?.wrong),
+    ])
+}
+
+/// Steps an engine until the trial is over and everything that was asked for is done, then shuts it down. `before` is called
+/// at once before each step.
+pub fn serve(engine: &mut Engine, trial: &Trial, mut before: impl FnMut()) -> Result<(), Failure> {
+    let start = Instant::now();
+    let mut wait = trial.wait("a trigger to arrive", 1);
+    let mut under_way = 0;
+    loop {
+        let over = trial.phase() == Phase::Over;
+        before();
+        let step = engine.step(start.elapsed());
+        under_way += step.triggers;
+        under_way -= step.completions.min(under_way);
+        if !step.is_idle() {
+            wait.step(0)?;
+        } else if over && under_way == 0 && engine.shut_down() {
+            return Ok(());
+        } else {
+            std::hint::spin_loop();
+            wait.look(0)?;
+        }
+    }
 }
 
 /// An engine with one FIFO and one null port.
@@ -66,6 +103,8 @@ struct Rig {
     engine: Engine,
     channels: Vec<PortChannel>,
     verdict: Verdict,
+    /// How many ops the port has completed.
+    completed: Arc<AtomicU64>,
 }
 
 /// An engine that takes `batch` triggers a step, with `channels` channels.
@@ -82,7 +121,9 @@ fn rig(
         Fifo::new(&Heap, portway_fifo::Config { timeout: deadline, ..Default::default() })?;
     let fifo = engine.add_fifo(fifo, consumer)?;
     let verdict = Verdict::default();
-    let port = engine.add_port(Box::new(NullPort::new(check, verdict.clone())))?;
+    let port = NullPort::new(check, verdict.clone());
+    let completed = port.completed();
+    let port = engine.add_port(Box::new(port))?;
     // The port looks nothing up; the numbers only have to differ.
     let mut next = 0;
     let mut id = || {
@@ -100,5 +141,5 @@ fn rig(
         })
     };
     let channels = (0..channels).map(|_| channel()).collect::<Result<_, _>>()?;
-    Ok(Rig { engine, channels, verdict })
+    Ok(Rig { engine, channels, verdict, completed })
 }

@@ -1,6 +1,7 @@
 //! [`NullPort`]: accepts everything, moves nothing, completes at the next poll, and knows what it must be asked.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portway_proxy::TransportError;
@@ -21,11 +22,18 @@ pub struct NullPort {
     done: VecDeque<Completion>,
     check: Option<Check>,
     verdict: Verdict,
+    completed: Arc<AtomicU64>,
 }
 
 impl NullPort {
     pub fn new(check: Option<Check>, verdict: Verdict) -> Self {
-        NullPort { lanes: 0, done: VecDeque::with_capacity(DEPTH), check, verdict }
+        let completed = Arc::default();
+        NullPort { lanes: 0, done: VecDeque::with_capacity(DEPTH), check, verdict, completed }
+    }
+
+    /// Where it tells how many ops it has completed.
+    pub fn completed(&self) -> Arc<AtomicU64> {
+        self.completed.clone()
     }
 }
 
@@ -55,6 +63,9 @@ impl Port for NullPort {
         let count = completions.len().min(self.done.len());
         for (slot, completion) in completions.iter_mut().zip(self.done.drain(..count)) {
             *slot = completion;
+        }
+        if count > 0 {
+            self.completed.fetch_add(count as u64, Ordering::Release);
         }
         Ok(count)
     }

@@ -12,7 +12,7 @@ use crate::args::Args;
 use crate::failure::Failure;
 use crate::machine::Pinning;
 use crate::rate::{self, Outcome, Plan, Sink, Source};
-use crate::report::Row;
+use crate::report::{Row, counted_first};
 use crate::trial::Trial;
 
 /// Puts of a run unless `-n` says otherwise.
@@ -44,22 +44,20 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
             }
         }
     }
-    Ok(found.iter().filter_map(|(shape, runs)| row(shape, args.poll, runs)).collect())
+    let rows = found.iter().flat_map(|(shape, runs)| of_shape(shape, args.poll, runs));
+    Ok(counted_first(rows.collect()))
 }
 
-fn row(&Shape { channels, drain, producers }: &Shape, poll: u64, runs: &[Outcome]) -> Option<Row> {
+fn of_shape(&Shape { channels, drain, producers }: &Shape, poll: u64, runs: &[Outcome]) -> Vec<Row> {
     let shape = [("channels", channels), ("drain", drain), ("poll", poll), ("producers", producers)];
-    Some(Row {
+    let row = Row {
         layer: NAME.into(),
         test: "throughput".into(),
         shape: shape.map(|(key, value)| (key.to_owned(), value)).into(),
         size_bytes: 16,
-        runs: runs.len() as u64,
-        iterations: runs.iter().map(|run| run.iterations).sum(),
-        rate_mops: rate::rates(runs, |run| *run),
-        wrong: runs.iter().map(|run| run.wrong).sum(),
         ..Row::default()
-    })
+    };
+    rate::rows(&row, false, runs)
 }
 
 /// Puts once; `corrupt` is the put of the first producer whose offset is wrong on purpose.
@@ -74,7 +72,7 @@ pub fn measure(
     let &Shape { channels, drain, producers } = shape;
     let failed = |source| Failure::proxy(name, source);
     let check = check.then(|| Check::new(producers, channels, false));
-    let Rig { engine, channels, verdict } = rig(channels, drain, check, plan.deadline).map_err(failed)?;
+    let Rig { engine, channels, verdict, .. } = rig(channels, drain, check, plan.deadline).map_err(failed)?;
     let putter = |producer| {
         let ends = channels.iter().map(|channel| channel.producer()).collect::<Result<Vec<_>, _>>()?;
         let lane = producer as usize % ends.len();

@@ -1,6 +1,5 @@
 //! One way through the whole stack: put and signal there, wait, put and signal back, wait.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use portway_fifo::Heap;
@@ -12,16 +11,15 @@ use crate::args::Args;
 use crate::failure::Failure;
 use crate::machine::Pinning;
 use crate::rate::over;
-use crate::report::{Reference, Row};
+use crate::report::{Reference, Row, counted_first};
 use crate::round::{Round, Samples};
-use crate::stats::{Times, median};
+use crate::stats::median;
 use crate::trial::Trial;
 
 /// What one size came to: the samples of all runs, and each run's median with the reference's beside it.
 #[derive(Default)]
 struct Found {
-    samples: Vec<f64>,
-    wrong: u64,
+    samples: Samples,
     runs: Vec<(f64, f64)>,
 }
 
@@ -32,27 +30,26 @@ pub fn rows(args: &Args, pinning: &Pinning) -> Result<Vec<Row>, Failure> {
     for _ in args.runs() {
         let theirs = reference::ping_pong(args, pinning)?;
         for (&size, found) in sizes.iter().zip(&mut found) {
-            let (samples, wrong) = round_trips(args, size, None, pinning)?;
-            found.runs.extend(median(&samples).map(|ours| (ours.median, theirs)));
-            found.samples.extend(samples);
-            found.wrong += wrong;
+            let samples = round_trips(args, size, None, pinning)?;
+            found.runs.extend(median(&samples.warm).map(|ours| (ours.median, theirs)));
+            found.samples.add(samples);
         }
     }
-    let row = |(size_bytes, Found { mut samples, wrong, runs }): (u64, Found)| Row {
-        layer: NAME.into(),
-        test: "latency".into(),
-        size_bytes,
-        runs: runs.len() as u64,
-        iterations: samples.len() as u64,
-        time_us: Times::of(&mut samples),
-        reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {
-            time_us: over(&runs, |(_, theirs)| *theirs),
-            ..Reference::new("two-atomics", ratio)
-        }),
-        wrong: args.check().then_some(wrong),
-        ..Row::default()
+    let rows = |(size_bytes, Found { samples, runs }): (u64, Found)| {
+        let row = Row {
+            layer: NAME.into(),
+            test: "latency".into(),
+            size_bytes,
+            runs: runs.len() as u64,
+            reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {
+                time_us: over(&runs, |(_, theirs)| *theirs),
+                ..Reference::new("two-atomics", ratio)
+            }),
+            ..Row::default()
+        };
+        samples.rows(args, row)
     };
-    Ok(sizes.into_iter().zip(found).map(row).collect())
+    Ok(counted_first(sizes.into_iter().zip(found).flat_map(rows).collect()))
 }
 
 /// What is done on purpose to a message.
@@ -67,7 +64,7 @@ pub enum Spoil {
 /// Which message is spoiled, and how: the first of a round trip.
 pub type Spoiled = (Spoil, u64);
 
-/// One run: half of each round trip in microseconds, and the messages that were not whole.
+/// One run: half of each round trip, and the messages that were not whole.
 pub fn round_trips(
     args: &Args,
     size_bytes: u64,
@@ -115,9 +112,8 @@ pub fn between<S: Side>(
             for (way, number) in (0..2).zip(2 * n..) {
                 let [a, b] = &mut *sides;
                 let (from, to) = if way == 0 { (a, b) } else { (b, a) };
-                let spoil = spoiled.and_then(|(how, at)| (2 * at == number).then_some(how));
-                let message = Message { n, number, place, spoil };
-                let (took, whole) = one_way(from, to, &message, args.check(), trial)?;
+                let message = Message { n, number, place, spoil: spoil_of(spoiled, number) };
+                let (took, whole) = one_way(from, to, &message, args.check(), trial, || ())?;
                 time += took;
                 wrong += u64::from(!whole);
             }
@@ -127,34 +123,41 @@ pub fn between<S: Side>(
     for side in sides {
         wrong += too_many(side, trial)?;
     }
-    Ok(((samples, wrong), sent))
+    Ok((Samples { wrong, ..samples }, sent))
 }
 
 /// One message.
-struct Message {
+pub struct Message {
     /// Its round trip.
-    n: u64,
+    pub n: u64,
     /// What its bytes follow from.
-    number: u64,
-    place: Place,
-    spoil: Option<Spoil>,
+    pub number: u64,
+    pub place: Place,
+    pub spoil: Option<Spoil>,
 }
 
-/// How long a message took, and whether all of it was there with its signal.
-fn one_way<S: Side>(
+/// What is done on purpose to a message: the first of a round trip.
+pub fn spoil_of(spoiled: Option<Spoiled>, number: u64) -> Option<Spoil> {
+    spoiled.and_then(|(how, at)| (2 * at == number).then_some(how))
+}
+
+/// How long a message took, and whether all of it was there with its signal. `pushing` is called at once before the push.
+pub fn one_way<S: Side>(
     from: &mut S,
     to: &mut S,
     message: &Message,
     check: bool,
     trial: &Trial,
+    pushing: impl FnOnce(),
 ) -> Result<(Duration, bool), Failure> {
     let &Message { n, number, place, spoil } = message;
     if check {
         from.memory().fill(place, number);
     }
     if spoil == Some(Spoil::FlippedBit) {
-        from.memory().source[0].fetch_xor(1, Ordering::Relaxed);
+        from.memory().spoil(place);
     }
+    pushing();
     let start = Instant::now();
     match spoil {
         Some(Spoil::NoData) => from.signal(n, trial)?,

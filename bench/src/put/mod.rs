@@ -2,9 +2,12 @@
 
 pub mod gpu;
 pub mod latency;
+pub mod load;
 mod pattern;
 mod reference;
 pub mod side;
+pub mod stages;
+mod stamped;
 pub mod throughput;
 pub mod wired;
 
@@ -22,7 +25,8 @@ pub const LAYER: Layer = Layer {
     measures: "the whole stack over the loopback transport: put and signal, until the peer has both",
     needs: "nothing, or a GPU for kernels",
     find: |_| Ok(run),
-    flags: &["begin", "end", "factor"],
+    flags: &["begin", "end", "factor", "rate", "stages", "threads", "histogram", "unsorted"],
+    transport: "loopback",
     unit: TimeUnit::Microseconds,
 };
 
@@ -48,20 +52,42 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     );
     report.note(NAME, "checked between the windows. ref = memcpy over the same window, by one thread");
     report.results.extend(throughput::rows(args, &pinning)?);
+    report.note(
+        NAME,
+        "load = puts with signals due at a fixed rate, of the smallest size; from due to the signal seen by the",
+    );
+    report.note(NAME, "peer, lateness included: ONE WAY, not halved");
+    report.results.extend(load::rows(args, &pinning)?);
+    if args.stages {
+        report.note(NAME, "stages: push = the call; pop = the step of the engine began that took the trigger; post = the port was");
+        report.note(NAME, "offered the put; seen = the peer's wait returned. They come to the whole. The completion is polled");
+        report.note(NAME, "while the signal is on its way, so it is beside them. All by the processor's one clock, in the bench's");
+        report.note(NAME, "own transport and loop around the engine; ref = the whole without stamps; share is of mean times");
+        report.results.extend(stages::rows(args, &pinning)?);
+    }
     if args.check() {
-        report.control(control(args, &pinning)?);
+        for control in controls(args, &pinning)? {
+            report.control(control);
+        }
     }
     gpu::run(args, &pinning, report)
 }
 
 /// Runs in which one payload has a flipped bit, and one signal comes without its data, to see that both are found.
-fn control(args: &Args, pinning: &Pinning) -> Result<Control, Failure> {
+fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
     let mut args = args.clone();
     args.iterations = Some(100);
-    let mut found = 0;
+    let mut latency = 0;
     for spoil in [Spoil::FlippedBit, Spoil::NoData] {
-        let (_, wrong) = latency::round_trips(&args, 64, Some((spoil, 0)), pinning)?;
-        found += wrong;
+        latency += latency::round_trips(&args, 64, Some((spoil, 0)), pinning)?.wrong;
     }
-    Ok(Control { layer: NAME.into(), corrupted: 2, found })
+    let (throughput, _) = throughput::measure(&args, 64, Some(1), pinning)?;
+    let load = load::offer(&args, 64, load::KOPS.0, Some(1), pinning)?;
+    let stages = args.stages.then(|| stages::control(&args, pinning)).transpose()?;
+    let controls = vec![
+        Control::new(NAME, "latency", 2, latency),
+        Control::new(NAME, "throughput", 1, throughput.wrong.unwrap_or(0)),
+        Control::new(NAME, "load", 1, load.wrong),
+    ];
+    Ok(controls.into_iter().chain(stages).collect())
 }

@@ -49,7 +49,7 @@ pub fn ping_pong(args: &Args, pinning: &Pinning) -> Result<f64, Failure> {
         Ok(())
     };
     let ((samples, _), ()) = round.both(time, echo)?;
-    Ok(median(&samples).map_or(f64::NAN, |spread| spread.median))
+    Ok(median(&samples.warm).map_or(f64::NAN, |spread| spread.median))
 }
 
 /// GB/s of memcpy, `size_bytes` at a time, over a window of `count` places; of the window in the middle.

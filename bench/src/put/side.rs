@@ -1,5 +1,7 @@
 //! [`Side`]: an end as a thread plays it.
 
+use std::sync::atomic::Ordering;
+
 use portway_fifo::Words;
 use portway_proxy::{ChannelProducer, Error};
 
@@ -63,6 +65,13 @@ impl Memory {
     /// Writes a message into the source.
     pub fn fill(&self, place: Place, number: u64) {
         pattern::fill(&self.source[place.words()], number);
+    }
+
+    /// Flips a bit of a message in the source.
+    pub fn spoil(&self, place: Place) {
+        for first in &self.source[place.words()][..1] {
+            first.fetch_xor(1, Ordering::Relaxed);
+        }
     }
 
     /// Whether the destination holds a message.

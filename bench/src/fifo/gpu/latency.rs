@@ -11,40 +11,47 @@ use crate::failure::Failure;
 use crate::fifo::NAME;
 use crate::fifo::payload::Check;
 use crate::gpu::{self, cycle_ns};
+use crate::progress;
 use crate::rate::over;
-use crate::report::{Reference, Row};
-use crate::stats::{Times, median};
+use crate::report::{Control, Reference, Row};
+use crate::round::Samples;
+use crate::stats::median;
 
 /// Round trips of a run unless `-n` says otherwise.
 const ITERATIONS: u64 = 10_000;
 
-/// The row, with the samples of all runs; ours and the reference's alternate.
-pub fn row(bench: &Bench) -> Result<Row, Failure> {
+const TEST: &str = "gpu-push-sync";
+
+/// The rows, with the samples of all runs; ours and the reference's alternate.
+pub fn rows(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let slots = bench.args.depth(DEPTH).into_iter().max().unwrap_or(portway_fifo::MIN_SLOTS);
-    let (mut samples, mut wrong, mut runs) = (Vec::new(), 0, Vec::new());
+    let (mut samples, mut runs) = (Samples::default(), Vec::new());
     for _ in 0..bench.args.most_runs {
         let theirs = ping_pong(bench)?;
-        let (ours, mistakes) = push_sync(bench, slots)?;
-        runs.extend(median(&ours).zip(median(&theirs)).map(|(ours, theirs)| (ours.median, theirs.median)));
-        samples.extend(ours);
-        wrong += mistakes;
+        let ours = push_sync(bench, slots, None)?;
+        let medians = median(&ours.warm).zip(median(&theirs.warm));
+        runs.extend(medians.map(|(ours, theirs)| (ours.median, theirs.median)));
+        samples.add(ours);
     }
-    Ok(Row {
+    let row = Row {
         layer: NAME.into(),
-        test: "gpu-push-sync".into(),
+        test: TEST.into(),
         subject: NAME.into(),
         shape: [("slots".to_owned(), slots)].into(),
         size_bytes: 16,
         runs: runs.len() as u64,
-        iterations: samples.len() as u64,
-        time_us: Times::of(&mut samples),
         reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {
             time_us: over(&runs, |(_, theirs)| *theirs),
             ..Reference::new("pinned-ping-pong", ratio)
         }),
-        wrong: bench.args.check().then_some(wrong),
         ..Row::default()
-    })
+    };
+    Ok(samples.rows(bench.args, row))
+}
+
+/// A run in which one trigger is corrupted.
+pub fn control(bench: &Bench) -> Result<Control, Failure> {
+    Ok(Control::new(NAME, TEST, 1, push_sync(bench, portway_fifo::MIN_SLOTS, Some(0))?.wrong))
 }
 
 /// `Trips` of the kernels.
@@ -65,23 +72,25 @@ struct Plan {
     warmup: u64,
     most: u64,
     limit_ns: u64,
+    corrupt: u64,
 }
 
-const _: () = assert!(size_of::<Trips>() == 56 && size_of::<Plan>() == 24);
+const _: () = assert!(size_of::<Trips>() == 56 && size_of::<Plan>() == 32);
 
 impl Plan {
-    fn of(bench: &Bench) -> Self {
+    fn of(bench: &Bench, corrupt: Option<u64>) -> Self {
         let args = bench.args;
         Plan {
             warmup: args.warmup,
             most: args.iterations.unwrap_or(ITERATIONS),
             limit_ns: args.limit().as_nanos() as u64,
+            corrupt: corrupt.unwrap_or(u64::MAX),
         }
     }
 }
 
-/// Half of each round trip in microseconds, and the triggers that were wrong.
-fn push_sync(bench: &Bench, slots: u64) -> Result<(Vec<f64>, u64), Failure> {
+/// Half of each round trip, and the triggers that were wrong; `corrupt` is the trigger of which a bit is flipped on purpose.
+fn push_sync(bench: &Bench, slots: u64, corrupt: Option<u64>) -> Result<Samples, Failure> {
     let name = "gpu push-sync";
     let kernel = gpu::function(bench.module, "push_sync")?;
     let (fifo, mut consumer) = bench.fifo(name, slots)?;
@@ -90,28 +99,34 @@ fn push_sync(bench: &Bench, slots: u64) -> Result<(Vec<f64>, u64), Failure> {
     let (samples, sent) = trips(
         bench,
         name,
+        corrupt,
         |stream, plan, cycles, trips| {
             let parameters = [bytes_of(&handle), bytes_of(plan), bytes_of(cycles), bytes_of(trips)];
             // SAFETY: the kernel takes these parameters, and their memory outlives it.
             unsafe { kernel.launch(stream, [1; 3], [1; 3], 0, &parameters) }
         },
-        |ended| loop {
-            let over = ended.load(Ordering::Acquire);
-            let taken = consumer.drain(1, |_, trigger| verify.see(trigger.words()));
-            if taken == 0 && over {
-                return;
+        |ended| {
+            let done = progress::current();
+            loop {
+                let over = ended.load(Ordering::Acquire);
+                let taken = consumer.drain(1, |_, trigger| verify.see(trigger.words()));
+                if taken > 0 {
+                    done.store(consumer.position().0, Ordering::Relaxed);
+                } else if over {
+                    return;
+                }
             }
         },
     )?;
-    let Verify::All(check) = verify else { return Ok((samples, 0)) };
+    let Verify::All(check) = verify else { return Ok(samples) };
     let wrong = check.finish(&[sent]);
     drop((fifo, consumer));
     bench.gpu.reclaim(name)?;
-    Ok((samples, wrong))
+    Ok(Samples { wrong, ..samples })
 }
 
-/// Half of each round trip over two pinned words in microseconds.
-fn ping_pong(bench: &Bench) -> Result<Vec<f64>, Failure> {
+/// Half of each round trip over two pinned words.
+fn ping_pong(bench: &Bench) -> Result<Samples, Failure> {
     let name = "gpu ping-pong";
     let failed = |source| Failure::gpu(name, source);
     let kernel = gpu::function(bench.module, "ping_pong")?;
@@ -122,6 +137,7 @@ fn ping_pong(bench: &Bench) -> Result<Vec<f64>, Failure> {
     let (samples, _) = trips(
         bench,
         name,
+        None,
         |stream, plan, cycles, trips| {
             let [there, back] = addresses.each_ref().map(bytes_of);
             let parameters =
@@ -145,17 +161,18 @@ fn ping_pong(bench: &Bench) -> Result<Vec<f64>, Failure> {
     Ok(samples)
 }
 
-/// Runs a kernel of round trips: half of each in microseconds, and how many there were with those that do not count.
+/// Runs a kernel of round trips: half of each, and how many there were with those that do not count.
 fn trips(
     bench: &Bench,
     name: &str,
+    corrupt: Option<u64>,
     launch: impl FnOnce(&Stream, &Plan, &u64, &u64) -> Result<(), Error>,
     serve: impl FnOnce(&AtomicBool) + Send,
-) -> Result<(Vec<f64>, u64), Failure> {
+) -> Result<(Samples, u64), Failure> {
     let Bench { gpu, args, pinning, .. } = bench;
     let failed = |source| Failure::gpu(name, source);
-    let plan = Plan::of(bench);
-    let cycles = gpu.memory::<u32>(plan.most).map_err(failed)?;
+    let plan = Plan::of(bench, corrupt);
+    let cycles = gpu.memory::<u32>(plan.warmup + plan.most).map_err(failed)?;
     let trips = gpu.memory::<Trips>(1).map_err(failed)?;
     let (cycles_at, trips_at) = (cycles.address(), trips.address());
     let launch = |stream: &Stream| launch(stream, &plan, &cycles_at, &trips_at);
@@ -163,6 +180,7 @@ fn trips(
     let trips: Trips = gpu.read(&trips, 1).map_err(failed)?[0];
     Failure::on_device(name, [trips.status])?;
     let us = cycle_ns(trips.ns, trips.cycles) / 1e3 / 2.0;
-    let cycles: Vec<u32> = gpu.read(&cycles, trips.counted).map_err(failed)?;
-    Ok((cycles.into_iter().map(|cycles| f64::from(cycles) * us).collect(), trips.count))
+    let cycles: Vec<u32> = gpu.read(&cycles, trips.count).map_err(failed)?;
+    let all = cycles.into_iter().map(|cycles| f64::from(cycles) * us);
+    Ok((Samples::of_run(all, trips.counted, 0), trips.count))
 }

@@ -1,7 +1,6 @@
-//! The latency under an offered load.
+//! The latency of pushes with their syncs under an offered load.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of};
 use portway_fifo::{Consumer, FifoHandle};
@@ -10,122 +9,66 @@ use super::{Bench, DEPTH, Sent, Verify};
 use crate::failure::Failure;
 use crate::fifo::NAME;
 use crate::fifo::payload::Check;
-use crate::gpu;
+use crate::load::{self, Run, kernel};
 use crate::machine::{Pinning, pin};
-use crate::rate::{mops, over};
-use crate::report::{Rate, Row};
-use crate::stats::Times;
+use crate::progress;
+use crate::report::{Control, Row};
 
-/// Blocks of one thread each, for each multiprocessor: enough that their round trips do not limit the rate.
-const BLOCKS_OF_EACH: u64 = 8;
+/// Loads unless `--rate` says otherwise, in thousands a second.
+const KOPS: (u64, u64, u64) = (10_000, 80_000, 10_000);
+
+const TEST: &str = "gpu-load";
 
 /// A row for each number of FIFOs and each rate; the whole is run `-N` times.
 pub fn rows(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let args = bench.args;
-    let slots = args.depth(DEPTH).into_iter().max().unwrap_or(portway_fifo::MIN_SLOTS);
-    let blocks = u64::from(bench.gpu.context.attributes().multiprocessors) * BLOCKS_OF_EACH;
-    let mut found = Vec::new();
-    for &proxies in &args.proxies {
-        found.extend(
-            args.rates_kops().into_iter().map(|kops| (Load { proxies, kops, blocks, slots }, vec![])),
-        );
-    }
-    for _ in 0..args.most_runs {
-        for (load, runs) in &mut found {
-            runs.push(offer(bench, load)?);
-        }
-    }
-    let row = |(load, runs): (Load, Vec<Run>)| {
-        let Load { proxies, kops, blocks, slots } = load;
-        let rate = over(&runs, |run| run.mops);
-        let mut samples: Vec<f64> = runs.iter().flat_map(|run| run.samples.iter().copied()).collect();
-        let shape = [("blocks", blocks), ("offered_kops", kops), ("proxies", proxies), ("slots", slots)];
-        Row {
+    let slots = slots(bench);
+    let case = |&proxies: &u64| {
+        let shape = [("blocks", kernel::blocks(bench.gpu)), ("proxies", proxies), ("slots", slots)];
+        let row = Row {
             layer: NAME.into(),
-            test: "gpu-load".into(),
+            test: TEST.into(),
             shape: shape.map(|(key, value)| (key.to_owned(), value)).into(),
             size_bytes: 16,
-            runs: runs.len() as u64,
-            iterations: samples.len() as u64,
-            time_us: Times::of(&mut samples),
-            // Every push is synced, so what was pushed was handed on.
-            rate_mops: rate.map(|rate| Rate { push: rate, proc: rate }),
-            wrong: args.check().then(|| runs.iter().map(|run| run.wrong).sum()),
             ..Row::default()
-        }
+        };
+        (proxies, row)
     };
-    Ok(found.into_iter().map(row).collect())
+    let cases: Vec<_> = args.proxies.iter().map(case).collect();
+    let offer = |&proxies: &u64, kops| offer(bench, proxies, kops, None);
+    load::rows(args, 0..args.most_runs, &cases, &args.rates_kops(KOPS), offer)
 }
 
-/// What is offered to what.
-struct Load {
-    /// FIFOs, each with a consumer.
-    proxies: u64,
-    kops: u64,
-    blocks: u64,
-    slots: u64,
+/// A run in which one trigger is corrupted.
+pub fn control(bench: &Bench) -> Result<Control, Failure> {
+    let (lowest, ..) = KOPS;
+    Ok(Control::new(NAME, TEST, 1, offer(bench, 1, lowest, Some(0))?.wrong))
 }
 
-struct Run {
-    mops: f64,
-    /// From due to synced, in microseconds.
-    samples: Vec<f64>,
-    wrong: u64,
+fn slots(bench: &Bench) -> u64 {
+    bench.args.depth(DEPTH).into_iter().max().unwrap_or(portway_fifo::MIN_SLOTS)
 }
 
-fn offer(bench: &Bench, load: &Load) -> Result<Run, Failure> {
-    let Bench { gpu, module, args, pinning } = bench;
-    let &Load { proxies, kops, blocks, slots } = load;
+/// Offers a load to FIFOs with a consumer each.
+fn offer(bench: &Bench, proxies: u64, kops: u64, corrupt: Option<u64>) -> Result<Run, Failure> {
+    let &Bench { gpu, module, args, pinning } = bench;
     let name = format!("gpu load, {kops} thousand a second into {proxies}");
     let failed = |source| Failure::gpu(&name, source);
-    let [set_start, offer] = [gpu::function(module, "set_start")?, gpu::function(module, "offer")?];
-    let (fifos, mut consumers): (Vec<_>, Vec<_>) =
-        (0..proxies).map(|_| bench.fifo(&name, slots)).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    let limit_ns = args.limit().as_nanos() as u64;
-    let period_ps = 1_000_000_000 / kops;
-    let all = args.iterations.unwrap_or(u64::MAX).min(limit_ns * 1000 / period_ps);
-    let each = all.div_ceil(blocks);
-    let start = gpu.memory::<u64>(1).map_err(failed)?;
-    let samples = gpu.memory::<u32>(each * blocks).map_err(failed)?;
-    let memory = gpu.memory::<Sent>(blocks).map_err(failed)?;
+    let fifos = (0..proxies).map(|_| bench.fifo(&name, slots(bench))).collect::<Result<Vec<_>, _>>()?;
+    let (fifos, mut consumers): (Vec<_>, Vec<_>) = fifos.into_iter().unzip();
     let handles = gpu.memory::<FifoHandle>(proxies).map_err(failed)?;
     for (index, fifo) in fifos.iter().enumerate() {
         handles.write((index * size_of::<FifoHandle>()) as u64, bytes_of(&fifo.handle())).map_err(failed)?;
     }
-    let [handles_at, start_at, samples_at, sent_at] =
-        [&handles, &start, &samples, &memory].map(|memory| memory.address());
-    let parameters = [
-        bytes_of(&handles_at),
-        bytes_of(&proxies),
-        bytes_of(&start_at),
-        bytes_of(&period_ps),
-        bytes_of(&each),
-        bytes_of(&limit_ns),
-        bytes_of(&samples_at),
-        bytes_of(&sent_at),
-    ];
+    let (handles_at, corrupt) = (handles.address(), corrupt.unwrap_or(u64::MAX));
+    let blocks = kernel::blocks(gpu);
     let verify =
         || if args.check() { Verify::All(Check::new(blocks)) } else { Verify::Sum { count: 0, sum: 0 } };
-    let verified = gpu.run(
-        &name,
-        args.deadline(),
-        pinning,
-        |stream| {
-            // SAFETY: the kernel takes this parameter; its memory outlives it, for the wait for it is in this call.
-            unsafe { set_start.launch(stream, [1; 3], [1; 3], 0, &[bytes_of(&start_at)]) }?;
-            // SAFETY: as above.
-            unsafe { offer.launch(stream, [blocks as u32, 1, 1], [1; 3], 0, &parameters) }
-        },
-        |ended| drain(&mut consumers, pinning, ended, verify),
-    )?;
-    let sent: Vec<Sent> = gpu.read(&memory, blocks).map_err(failed)?;
-    Failure::on_device(&name, sent.iter().map(|sent| sent.status))?;
-    let times: Vec<u32> = gpu.read(&samples, each * blocks).map_err(failed)?;
-    let of_each = times.chunks_exact(each as usize).zip(&sent);
-    let samples: Vec<f64> = of_each
-        .flat_map(|(times, sent)| &times[..sent.count as usize])
-        .map(|&ns| f64::from(ns) / 1e3)
-        .collect();
+    let with = kernel::Bench { gpu, module, args, pinning };
+    let parameters = [bytes_of(&handles_at), bytes_of(&proxies), bytes_of(&corrupt)];
+    let (run, sent, verified) = kernel::offer(&with, &name, kops, "offer_pushes", &parameters, |ended| {
+        drain(&mut consumers, pinning, ended, verify)
+    })?;
     let mut wrong = 0;
     for (index, verify) in verified.into_iter().enumerate() {
         let Some(verify) = verify else { return Err(Failure::Panicked { measurement: name }) };
@@ -135,10 +78,9 @@ fn offer(bench: &Bench, load: &Load) -> Result<Run, Failure> {
         };
         wrong += verify.finish(&sent.iter().enumerate().map(of_these).collect::<Vec<_>>());
     }
-    let mops = mops(samples.len() as u64, Duration::from_nanos(Sent::duration_ns(&sent)));
-    drop((fifos, consumers, handles, start, memory));
+    drop((fifos, consumers, handles));
     gpu.reclaim(&name)?;
-    Ok(Run { mops, samples, wrong })
+    Ok(Run { wrong, ..run })
 }
 
 /// Drains each FIFO on a thread of its own, the first on this one, until the kernels have ended; `None` of one that panicked.
@@ -148,10 +90,13 @@ fn drain(
     ended: &AtomicBool,
     verify: impl Fn() -> Verify,
 ) -> Vec<Option<Verify>> {
+    let done = &progress::current();
     let serve = |consumer: &mut Consumer, mut verify: Verify| loop {
         let over = ended.load(Ordering::Acquire);
         let taken = consumer.drain(32, |_, trigger| verify.see(trigger.words()));
-        if taken == 0 && over {
+        if taken > 0 {
+            done.store(consumer.position().0, Ordering::Relaxed);
+        } else if over {
             return verify;
         }
     };

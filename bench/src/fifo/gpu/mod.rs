@@ -4,7 +4,7 @@ mod latency;
 mod load;
 mod throughput;
 
-use bytemuck::{Pod, Zeroable, bytes_of};
+use bytemuck::bytes_of;
 use portway_fifo::{Config, Consumer, Fifo};
 
 use super::NAME;
@@ -12,10 +12,14 @@ use super::payload::Check;
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::gpu::{self, Gpu};
+use crate::load::kernel::{KERNELS, Sent};
 use crate::machine::Pinning;
 use crate::report::Report;
 
-pub const KERNELS: &str = include_str!("../../../device/fifo.cu");
+/// The kernels behind the text that they share with others.
+pub fn kernels() -> String {
+    [KERNELS, include_str!("../../../device/fifo.cu")].concat()
+}
 
 /// Rings unless `--depth` says otherwise.
 const DEPTH: &[u64] = &[512, 2048];
@@ -23,7 +27,7 @@ const DEPTH: &[u64] = &[512, 2048];
 /// Measures, if there is a GPU.
 pub fn run(args: &Args, pinning: &Pinning, report: &mut Report) -> Result<(), Failure> {
     gpu::with(NAME, pinning, report, |gpu, pinning, report| {
-        let module = gpu.module("fifo.cu", KERNELS).map_err(|source| Failure::gpu("fifo.cu", source))?;
+        let module = gpu.module("fifo.cu", &kernels()).map_err(|source| Failure::gpu("fifo.cu", source))?;
         let step_ns = timer_step(gpu, args, &module)?;
         report.note(NAME, format!("gpu: its global timer steps by {step_ns} ns"));
         let bench = Bench { gpu, module: &module, args, pinning };
@@ -44,7 +48,7 @@ pub fn run(args: &Args, pinning: &Pinning, report: &mut Report) -> Result<(), Fa
             NAME,
             "half of a ping-pong between the thread and the consumer's core over two pinned words",
         );
-        report.results.push(latency::row(&bench)?);
+        report.results.extend(latency::rows(&bench)?);
         report.note(NAME, "gpu-load: triggers due at a fixed rate; time = from due to the return of sync, lateness included,");
         report.note(
             NAME,
@@ -54,6 +58,8 @@ pub fn run(args: &Args, pinning: &Pinning, report: &mut Report) -> Result<(), Fa
         report.results.extend(load::rows(&bench)?);
         if args.check() {
             report.control(throughput::control(&bench)?);
+            report.control(latency::control(&bench)?);
+            report.control(load::control(&bench)?);
         }
         Ok(())
     })
@@ -71,26 +77,6 @@ impl Bench<'_> {
     fn fifo(&self, measurement: &str, slots: u64) -> Result<(Fifo, Consumer), Failure> {
         let config = Config { slots, timeout: self.args.deadline(), ..Config::default() };
         Fifo::new(&self.gpu.context, config).map_err(|source| Failure::gpu(measurement, source))
-    }
-}
-
-/// What a thread has pushed: `Sent` of the kernels.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Sent {
-    count: u64,
-    sum: u64,
-    start_ns: u64,
-    end_ns: u64,
-    status: u64,
-}
-
-impl Sent {
-    /// Nanoseconds from the first start to the last end.
-    fn duration_ns(all: &[Sent]) -> u64 {
-        let start = all.iter().map(|sent| sent.start_ns).min().unwrap_or(0);
-        let end = all.iter().map(|sent| sent.end_ns).max().unwrap_or(0);
-        end.saturating_sub(start)
     }
 }
 

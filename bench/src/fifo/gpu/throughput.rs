@@ -8,18 +8,30 @@ use bytemuck::{Pod, Zeroable, bytes_of};
 use portway_fifo::Consumer;
 
 use super::{Bench, DEPTH, Sent, Verify};
+use crate::args::Args;
 use crate::failure::Failure;
 use crate::fifo::NAME;
 use crate::fifo::payload::Check;
 use crate::gpu;
-use crate::rate::{self, Outcome, mops};
+use crate::progress;
+use crate::rate::{self, Outcome, Pace, mops};
 use crate::report::{Control, Row};
 use crate::trial::warm_limit;
 
 /// Blocks, threads of each, triggers of a call.
-const LAUNCHES: [(u64, u64, u64); 8] =
-    [(132, 256, 1), (132, 32, 1), (132, 1, 1), (32, 1, 1), (1, 256, 1), (1, 32, 1), (1, 1, 1), (1, 1, 16)];
-const BATCHED: (u64, u64, u64) = (32, 1, 16);
+const LAUNCHES: [(u64, u64, u64); 9] = [
+    (132, 256, 1),
+    (132, 32, 1),
+    (132, 1, 1),
+    (32, 1, 1),
+    (1, 256, 1),
+    (1, 32, 1),
+    (1, 1, 1),
+    (1, 1, 16),
+    (32, 1, 16),
+];
+
+const TEST: &str = "gpu-throughput";
 
 /// Who pushes into which ring. Rows stand in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +50,8 @@ impl Shape {
     fn form(&self) -> (&'static str, &'static str) {
         match self {
             Shape { batch: 2.., .. } => ("push_batches", "batch"),
-            Shape { threads: 32.., .. } => ("push_warps", "warp"),
+            // Whole warps alone can be kept together.
+            Shape { threads, .. } if threads % 32 == 0 => ("push_warps", "warp"),
             _ => ("push_scalar", "scalar"),
         }
     }
@@ -54,7 +67,7 @@ pub fn rows(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let mut found: BTreeMap<Shape, Vec<Outcome>> = BTreeMap::new();
     for _ in 0..args.most_runs {
         for slots in args.depth(DEPTH) {
-            for (place, (blocks, threads, batch)) in LAUNCHES.into_iter().chain([BATCHED]).enumerate() {
+            for (place, (blocks, threads, batch)) in launches(args).into_iter().enumerate() {
                 for drain in args.drain(&[32]) {
                     let shape = Shape { slots, place, blocks, threads, batch, drain };
                     found.entry(shape).or_default().push(measure(bench, &shape)?);
@@ -62,27 +75,30 @@ pub fn rows(bench: &Bench) -> Result<Vec<Row>, Failure> {
             }
         }
     }
-    Ok(found.iter().map(|(shape, runs)| row(shape, runs)).collect())
+    Ok(found.iter().flat_map(|(shape, runs)| of_shape(shape, runs)).collect())
 }
 
-fn row(shape: &Shape, runs: &[Outcome]) -> Row {
+/// The shapes of launches, or the one that the command line asks for.
+fn launches(args: &Args) -> Vec<(u64, u64, u64)> {
+    match (args.ctas, args.threads) {
+        (None, None) => LAUNCHES.to_vec(),
+        (ctas, threads) => vec![(ctas.unwrap_or(1), threads.unwrap_or(1), 1)],
+    }
+}
+
+fn of_shape(shape: &Shape, runs: &[Outcome]) -> Vec<Row> {
     let &Shape { slots, blocks, threads, batch, drain, .. } = shape;
-    let rates = rate::rates(runs, |run| *run);
     let keys =
         [("batch", batch), ("blocks", blocks), ("drain", drain), ("slots", slots), ("threads", threads)];
-    Row {
+    let row = Row {
         layer: NAME.into(),
-        test: "gpu-throughput".into(),
+        test: TEST.into(),
         subject: shape.form().1.into(),
         shape: keys.map(|(key, value)| (key.to_owned(), value)).into(),
         size_bytes: 16,
-        runs: runs.len() as u64,
-        iterations: runs.iter().map(|run| run.iterations).sum(),
-        rate_mops: rates,
-        bandwidth_gb_per_s: rates.map(|rates| rates.proc.median * 16.0 / 1e3),
-        wrong: runs.iter().map(|run| run.wrong).sum(),
         ..Row::default()
-    }
+    };
+    rate::rows(&row, true, runs)
 }
 
 /// A checked run, which also warms up, then one for the time.
@@ -106,7 +122,7 @@ pub fn control(bench: &Bench) -> Result<Control, Failure> {
     for verify in [Verify::All(Check::new(shape.producers())), Verify::Sum { count: 0, sum: 0 }] {
         found += push(bench, &shape, limit, verify, Some(7))?.wrong.unwrap_or(0);
     }
-    Ok(Control { layer: NAME.into(), corrupted: 2, found })
+    Ok(Control::new(NAME, TEST, 2, found))
 }
 
 /// `Plan` of the kernels.
@@ -118,7 +134,7 @@ struct Plan {
     corrupt: u64,
 }
 
-const _: () = assert!(size_of::<Plan>() == 24 && size_of::<Sent>() == 40);
+const _: () = assert!(size_of::<Plan>() == 24);
 
 fn push(
     bench: &Bench,
@@ -158,12 +174,9 @@ fn push(
     let wrong = verify.finish(&sent);
     drop((fifo, consumer, memory));
     gpu.reclaim(&name)?;
-    Ok(Outcome {
-        iterations: taken,
-        push_mops: mops(pushed, Duration::from_nanos(Sent::duration_ns(&sent))),
-        proc_mops: mops(taken, time),
-        wrong: Some(wrong),
-    })
+    let push_mops = mops(pushed, Duration::from_nanos(Sent::duration_ns(&sent)));
+    let warm = Pace { iterations: taken, push_mops, proc_mops: mops(taken, time) };
+    Ok(Outcome { cold: None, ramp: None, warm, wrong: Some(wrong) })
 }
 
 /// Takes everything until the kernel has ended: how many triggers came after the first batch, and how long that took.
@@ -174,6 +187,7 @@ fn drain(
     ended: &AtomicBool,
     verify: &mut Verify,
 ) -> (u64, Duration) {
+    let done = progress::current();
     let mut start = None;
     let (mut taken, mut idle, mut last) = (0, false, Duration::ZERO);
     loop {
@@ -197,6 +211,7 @@ fn drain(
                     None => start = Some(Instant::now()),
                     Some(_) => taken += some,
                 }
+                done.store(taken, Ordering::Relaxed);
             }
         }
     }
