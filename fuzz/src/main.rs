@@ -18,6 +18,9 @@ mod mutate;
 mod seeds;
 
 // The decoders are private, so their files are compiled again in here, with what they need of their crates around them.
+#[path = "../../clique/src/bytes.rs"]
+#[allow(dead_code, reason = "only its decoders are called here")]
+mod bytes;
 #[path = "../../transport-ib/src/gid.rs"]
 #[allow(dead_code, reason = "only its decoders are called here")]
 mod gid;
@@ -37,6 +40,9 @@ mod error {
     pub use portway_transport_ipc::Error;
 }
 mod rendezvous;
+#[path = "../../clique/src/text.rs"]
+#[allow(dead_code, reason = "only its decoders are called here")]
+mod text;
 mod uses {
     pub use portway_clique::Use;
 }
