@@ -11,7 +11,7 @@
 #   --sanitizer  runs the FIFO tests under compute-sanitizer's memcheck, each with three times its limit, and nothing
 #                else; before them a store outside of an allocation, which memcheck has to find; waived where it is not
 #                installed
-#   --require    a machine without a GPU is a failure, not a waiver
+#   --require    a machine without a GPU is a failure, not a waiver; one with too few of them is a waiver still
 #   NAME         only these programs of the manifest; a bench runs only when it is named
 #
 # Each test has its own time limit. Prints a line a test: passed, failed or waived, with the output of those that
@@ -67,7 +67,7 @@ run_to() {
     timeout --kill-after=10 "$limit_s" "$@" >"$log" 2>&1 </dev/null || status=$?
     local took=$((SECONDS - start))
     if [ "$status" -eq 0 ] && grep -q '^waived:' "$log"; then
-        if [ -n "$require" ]; then
+        if [ -n "$require" ] && ! grep -Eq '^waived: .*needs [0-9]+ GPUs?, (has|there is) [1-9]' "$log"; then
             failed=$((failed + 1))
             echo "failed: $name: $(grep '^waived:' "$log")"
         else
