@@ -195,8 +195,8 @@ static_assert(sizeof(Route) == 224, "as in ipc/pairs.rs");
 
 // A block for each peer of a rank. All blocks of all ranks say in `ready` that they are, and begin a window when the host
 // says so in `go`. cycles[n] is from then to the return of the flush.
-extern "C" __global__ void __launch_bounds__(1024)
-    pairs(const Route *routes, Plan plan, u64 *ready, const u64 *go, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) pairs(const Route *routes, Plan plan, u64 *ready, const u64 *go,
+                                                         u64 *cycles, Done *done) {
   const Route self = routes[blockIdx.x];
   const u64 words = plan.puts * plan.len_bytes / 8;
   u64 status = 0, wrong = 0;

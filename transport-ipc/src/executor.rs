@@ -20,8 +20,9 @@ const BYTES_A_BATCH: u64 = 512 << 20;
 /// How long the executor waits for more ops before it writes a completion that nobody waits for.
 const QUIET: Duration = Duration::from_micros(10);
 
-/// Looks for work between two looks at the clock.
-const LOOKS: usize = 32;
+/// Looks for work between two looks at the clock, and works between two of these.
+const LOOKS: usize = 64;
+const WORKS_A_LOOK: u32 = 32;
 
 /// How often the executor looks whether the peer still lives.
 const LIVENESS: Duration = Duration::from_millis(10);
@@ -120,19 +121,27 @@ impl Executor {
     }
 
     fn serve(&mut self, stream: &Entered<'_>) {
-        let mut worked = Instant::now();
-        let mut looked = worked;
+        let mut looked = Instant::now();
+        // Since when there is nothing to do.
+        let mut idle_since = None;
+        let mut worked = 0u32;
         while !self.link.is_stopped() {
-            let next = self.look();
-            let idle = matches!(next, Next::Nothing);
-            let result = match next {
-                Next::Op(work) => self.submit(stream, work),
-                Next::Completion => self.complete(stream),
-                Next::Nothing if self.open.ops > 0 && worked.elapsed() >= QUIET => self.complete(stream),
-                Next::Nothing => Ok(()),
+            let result = match self.look() {
+                Next::Op(work) => self.submit(stream, work).map(|()| true),
+                Next::Completion => self.complete(stream).map(|()| true),
+                Next::Nothing => Ok(false),
             };
-            if let Err(error) = result {
+            let busy = result.unwrap_or_else(|error| {
                 self.fail(error);
+                true
+            });
+            if busy {
+                idle_since = None;
+                worked = worked.wrapping_add(1);
+                // The clock takes its time, too.
+                if worked % WORKS_A_LOOK != 0 {
+                    continue;
+                }
             }
             let now = Instant::now();
             if now - looked >= LIVENESS {
@@ -141,9 +150,15 @@ impl Executor {
                     self.fail(Error::Gone { peer: self.peer.name.clone(), why });
                 }
             }
-            if !idle {
-                worked = now;
-            } else if now - worked < self.inner.config.spin {
+            if busy {
+                continue;
+            }
+            let idle = now - *idle_since.get_or_insert(now);
+            if self.open.ops > 0 && idle >= QUIET {
+                if let Err(error) = self.complete(stream) {
+                    self.fail(error);
+                }
+            } else if idle < self.inner.config.spin || self.open.ops > 0 {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(NAP);

@@ -61,6 +61,8 @@ pub(crate) struct IpcPort {
     pending: VecDeque<Pending>,
     finished: VecDeque<Completion>,
     last_ticket: u64,
+    /// Up to which the executor may go, as it was told last.
+    released: u64,
     watch: StallWatch,
     /// Given to the executor when the port closes.
     bound: Option<Vec<Bound>>,
@@ -117,13 +119,15 @@ impl IpcPort {
         presence: Presence,
     ) -> Self {
         let depth = inner.config.depth;
+        let last_ticket = link.done[0].load(Ordering::Acquire);
         IpcPort {
             failed: None,
             lanes: Vec::new(),
             words: Vec::new(),
             pending: VecDeque::with_capacity(depth),
             finished: VecDeque::with_capacity(depth),
-            last_ticket: link.done[0].load(Ordering::Acquire),
+            last_ticket,
+            released: last_ticket,
             watch: StallWatch::default(),
             bound: Some(Vec::new()),
             link,
@@ -144,6 +148,15 @@ impl IpcPort {
         match &self.failed {
             Some(error) => Err(error.clone()),
             None => Ok(()),
+        }
+    }
+
+    /// Lets the executor see what was submitted. A word that it looks at all the time is written only when that is news.
+    #[inline]
+    fn release(&mut self) {
+        if self.released != self.last_ticket {
+            self.released = self.last_ticket;
+            self.link.release(self.released);
         }
     }
 
@@ -269,22 +282,17 @@ impl Port for IpcPort {
         if self.pending.len() + self.finished.len() >= self.inner.config.depth {
             return Ok(Submit::Full);
         }
-        let contract = |what| TransportError::Contract { what, lane: op.lane.0, sequence: op.sequence };
-        let Some(lane) = self.lanes.get(op.lane.0 as usize) else {
-            return Err(self.fail(contract("an op of a lane that is not bound")));
+        let lens_bytes = |lane: Lane| {
+            let bindings = &self.lanes[lane.0 as usize];
+            [bindings.from_len_bytes, bindings.to_len_bytes]
         };
+        if let Some(error) = TransportError::of_op(op, self.lanes.len(), lens_bytes) {
+            return Err(self.fail(error));
+        }
+        let lane = &self.lanes[op.lane.0 as usize];
         let flush = op.flush;
         let mut work = Work { from: 0, to: 0, len_bytes: 0, word: 0, value: 0, flush, ticket: 0 };
         if let Some(put) = &op.put {
-            let inside = |offset: u64, len_bytes: u64| {
-                offset.checked_add(put.len_bytes).is_some_and(|end| end <= len_bytes)
-            };
-            if put.len_bytes == 0
-                || !inside(put.source_offset_bytes, lane.from_len_bytes)
-                || !inside(put.destination_offset_bytes, lane.to_len_bytes)
-            {
-                return Err(self.fail(contract("an op of no bytes, or outside its memory")));
-            }
             work.from = lane.from + put.source_offset_bytes;
             work.to = lane.to + put.destination_offset_bytes;
             work.len_bytes = put.len_bytes;
@@ -332,7 +340,7 @@ impl Port for IpcPort {
     #[inline]
     fn kick(&mut self) -> Result<(), TransportError> {
         self.check()?;
-        self.link.release(self.last_ticket);
+        self.release();
         Ok(())
     }
 
@@ -347,7 +355,7 @@ impl Port for IpcPort {
             }
         }
         self.check()?;
-        self.link.release(self.last_ticket);
+        self.release();
         let done = self.retire();
         if let Some(stood) = self.watch.stands_for(!self.pending.is_empty(), done) {
             if stood >= self.inner.config.stall_limit {

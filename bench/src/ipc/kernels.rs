@@ -16,6 +16,9 @@ use crate::machine::Pinning;
 /// Threads of a block. One of them calls the channel, all fill and check.
 const THREADS: u32 = 1024;
 
+/// All of `ipc.cu`.
+const KERNELS: [&str; 5] = ["floor_trips", "messages", "pairs", "trips", "windows"];
+
 /// The kernels behind the text of the header that they include.
 pub fn source() -> String {
     [portway_proxy::header::PORT_CHANNEL, include_str!("../../device/ipc.cu")].concat()
@@ -42,6 +45,10 @@ impl Side {
         let image = compiler.compile("ipc.cu", &source(), capability, &[])?;
         // SAFETY: the image comes from the compiler.
         let module = unsafe { Module::load(context, &image) }?;
+        // A kernel that is loaded when first launched would wait for another that waits for it.
+        for kernel in KERNELS {
+            module.function(kernel)?;
+        }
         Ok(Side { context: context.clone(), module, stream: Stream::new(context)? })
     }
 
@@ -211,8 +218,8 @@ impl<'a> Gpus<'a> {
             side.stream.wait(self.limit()).map_err(failed)?;
         }
         let found = [outputs[0].read_one(measurement)?, outputs[1].read_one(measurement)?];
-        mesh.stop(measurement, self.args.deadline())?;
-        drop(outputs);
+        let ends = mesh.stop(measurement, self.args.deadline())?;
+        drop((ends, outputs));
         self.reclaim(measurement)?;
         Ok(found)
     }

@@ -71,16 +71,25 @@ fn number(rank: usize, peer: usize, ranks: usize) -> usize {
     rank * (ranks - 1) + if peer > rank { peer - 1 } else { peer }
 }
 
-/// Which threads get a core of their own: engines after the measurement's own, then executors, as far as cores go.
+/// Which thread runs where: engines behind the measurement's own core, then executors, each on a core of its own if there
+/// are enough. Otherwise they share, and nobody spins: a thread that does would keep another from its core for milliseconds.
 struct Cores<'a> {
     pinning: &'a Pinning,
     engines: usize,
+    executors: usize,
 }
 
 impl Cores<'_> {
-    fn engine(&self, n: usize) -> Option<usize> {
-        let cores: BTreeSet<_> = (0..=self.engines).map(|n| self.pinning.producer(n)).collect();
-        self.pinning.producer(1 + n).filter(|_| cores.len() > self.engines)
+    fn are_enough(&self) -> bool {
+        let threads = 1 + self.engines + self.executors;
+        let cores: BTreeSet<_> = (0..threads).map(|n| self.pinning.producer(n)).collect();
+        cores.len() == threads
+    }
+
+    fn engine(&self, n: usize) -> RunConfig {
+        let cpus = self.pinning.producer(1 + n).into_iter().collect();
+        let idle = if self.are_enough() { Idle::Spin } else { Idle::Yield };
+        RunConfig { cpus, idle, ..RunConfig::default() }
     }
 
     fn executor(&self, n: usize) -> Option<usize> {
@@ -103,7 +112,7 @@ impl Mesh {
         let memories = pairs()
             .map(|(rank, _)| Memory::new(contexts[rank], &transports[rank], *len_bytes))
             .collect::<Result<Vec<_>, _>>()?;
-        let cores = Cores { pinning, engines: ranks * proxies };
+        let cores = Cores { pinning, engines: ranks * proxies, executors: ranks * (ranks - 1) };
         let mut ports = connect(&transports, deadline, &cores)?;
         let (mut ends, mut running) = (Vec::new(), Vec::new());
         for rank in 0..ranks {
@@ -136,18 +145,15 @@ impl Mesh {
                 ends.push(End { rank, peer, channel, source, destination });
             }
             for (engine, _) in engines {
-                // Without a core of its own it must let others run.
-                let core = cores.engine(running.len());
-                let idle = if core.is_some() { Idle::Spin } else { Idle::Yield };
-                let cpus = core.into_iter().collect();
-                running.push(Proxy::start(engine, RunConfig { cpus, idle, ..RunConfig::default() })?);
+                running.push(Proxy::start(engine, cores.engine(running.len()))?);
             }
         }
         Ok(Mesh { ends, proxies: running, transports })
     }
 
-    /// Stops all engines. Fails if one did not drain, or if an executor is still at work.
-    pub fn stop(self, measurement: &str, within: Duration) -> Result<(), Failure> {
+    /// Stops all engines; what is left are the ends' memories. Fails if one did not drain, or if an executor is still at
+    /// work.
+    pub fn stop(self, measurement: &str, within: Duration) -> Result<Vec<End>, Failure> {
         let Mesh { ends, proxies, transports } = self;
         for proxy in proxies {
             let report = proxy.stop(Stop::Drain { within });
@@ -157,8 +163,8 @@ impl Mesh {
                 return Err(Failure::Undone { measurement, triggers, report });
             }
         }
-        drop((ends, transports));
-        Ok(())
+        drop(transports);
+        Ok(ends)
     }
 }
 

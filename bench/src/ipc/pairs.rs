@@ -190,8 +190,10 @@ impl Ranks {
         let mesh =
             Mesh::new(&shape, gpus.args, gpus.pinning).map_err(|source| Failure::proxy(&name, source))?;
         let found = self.windows(gpus, &name, &mesh, size_bytes, corrupt)?;
-        let theirs = self.copies(gpus, &name, &mesh, size_bytes)?;
-        mesh.stop(&name, gpus.args.deadline())?;
+        // Engines that still ran would take cores from the plain copies.
+        let ends = mesh.stop(&name, gpus.args.deadline())?;
+        let theirs = self.copies(gpus, &name, &ends, size_bytes)?;
+        drop(ends);
         for context in &self.contexts {
             context.reclaim().map_err(|source| Failure::gpu(&name, source))?;
         }
@@ -243,10 +245,9 @@ impl Ranks {
         &'m self,
         gpus: &Gpus,
         name: &str,
-        mesh: &'m Mesh,
+        ends: &'m [End],
         size_bytes: u64,
     ) -> Result<f64, Failure> {
-        let ends = &mesh.ends;
         let landing = |end: &End| ends.iter().find(|other| (other.rank, other.peer) == (end.peer, end.rank));
         // Every end has its other.
         let way = |(at, end): (usize, &'m End)| {
@@ -261,7 +262,7 @@ impl Ranks {
         let ways = ends.iter().enumerate().filter_map(way).collect();
         let seconds =
             Plain::new(name, gpus.limit(), ways)?.window_s(size_bytes, WINDOW_BYTES / size_bytes, false)?;
-        Ok(mesh.ends.len() as f64 * WINDOW_BYTES as f64 / seconds / 1e9)
+        Ok(ends.len() as f64 * WINDOW_BYTES as f64 / seconds / 1e9)
     }
 }
 
@@ -325,7 +326,7 @@ fn start_windows(gpus: &Gpus, name: &str, launched: &[Launched]) -> Result<(), F
                     after: begin.elapsed(),
                 });
             }
-            std::hint::spin_loop();
+            std::thread::yield_now();
         }
         for at in launched {
             at.word(at.blocks).store(window, Ordering::Release);
