@@ -15,6 +15,7 @@ use crate::id::{IdPlan, UniqueIds};
 use crate::joint::Joint;
 use crate::life::{Life, told_by};
 use crate::message::{Hello, IdMessage, Local, Note};
+use crate::owner::spawn;
 use crate::rendezvous::{Post, Rendezvous};
 use crate::report::Durations;
 use crate::rounds::{Heard, LIFE, Rounds, Short, note_of};
@@ -26,6 +27,9 @@ use crate::verify::{Agreement, verdict};
 
 /// The longest name of a clique, in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
+
+/// The shortest time between two heartbeats.
+const MIN_HEARTBEAT: Duration = Duration::from_millis(1);
 
 const HELLO: &str = "hello";
 const IDS: &str = "ids";
@@ -94,8 +98,8 @@ impl CliqueBuilder {
         self
     }
 
-    /// How often the library, and the other participants, are asked for errors. 500 ms unless told otherwise; more than
-    /// zero.
+    /// How often the library, and the other participants, are asked for errors. 500 ms unless told otherwise; 1 ms or
+    /// more, since a heartbeat that never pauses takes a processor.
     #[must_use]
     pub fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = every;
@@ -112,6 +116,9 @@ impl CliqueBuilder {
 
     /// Brings the clique up together with the other participants. Returns after `within`, at the latest 100 ms later,
     /// whatever the library and the others do.
+    ///
+    /// Keep a clone of the rendezvous to decide yourself when it ends; otherwise it ends with the clique, or, after a
+    /// failure, on a thread of its own.
     ///
     /// # Errors
     /// - [`CliqueError::Config`] for what cannot be.
@@ -131,14 +138,15 @@ impl CliqueBuilder {
                 seen: self.name.len().to_string(),
             });
         }
-        if self.heartbeat.is_zero() {
+        if self.heartbeat < MIN_HEARTBEAT {
             return Err(CliqueError::Config {
                 what: "time between heartbeats".to_owned(),
-                expected: "more than zero".to_owned(),
+                expected: format!("{MIN_HEARTBEAT:?} or more"),
                 seen: format!("{:?}", self.heartbeat),
             });
         }
         let (clique, attempt) = (self.name.clone(), self.attempt);
+        let kept = rendezvous.clone();
         let rounds = Rounds { rendezvous, clique, attempt, who: None };
         let life = Arc::new(Life::new(backend, rounds, this_process(), self.locals.len())?);
         let run = Run {
@@ -149,7 +157,11 @@ impl CliqueBuilder {
             deadline: Deadline::after(within),
             durations: Durations::default(),
         };
-        run.go()
+        // Whoever drops a rendezvous last may wait for the others to leave it, as the TCP store does.
+        run.go().inspect_err(|_| {
+            let dropped_elsewhere = spawn("clique-rendezvous", move || drop(kept));
+            drop(dropped_elsewhere);
+        })
     }
 }
 

@@ -180,10 +180,13 @@ impl Rounds {
 
     /// A participant, for messages.
     pub(crate) fn name(&self, participant: u32) -> String {
-        let known = self.rendezvous.whereabouts(participant);
-        known.map_or(format!("participant {participant}"), |known| {
-            format!("participant {participant}, {known}")
-        })
+        let number = format!("participant {participant}");
+        match self.rendezvous.whereabouts(participant) {
+            // Most say the number, too.
+            Some(known) if known.starts_with(&number) => known,
+            Some(known) => format!("{number}, {known}"),
+            None => number,
+        }
     }
 
     fn understand(&self, gathered: Gathered) -> Result<Heard, CliqueError> {

@@ -493,9 +493,11 @@ fn the_library_alone_hangs_on_a_wrong_size() {
 #[test]
 fn a_heartbeat_without_a_pause_is_refused() {
     let job = Job::new(&[1]);
-    let builder = job.builder(0, 0).heartbeat(Duration::ZERO);
-    let error =
-        builder.bring_up(job.processes[0].clone(), job.places[0].clone(), PATIENT).map(drop).unwrap_err();
-    assert!(matches!(error, CliqueError::Config { .. }), "{error}");
-    assert_eq!(error.to_string(), "time between heartbeats: expected more than zero, seen 0ns");
+    for (every, seen) in [(Duration::ZERO, "0ns"), (Duration::from_micros(999), "999µs")] {
+        let builder = job.builder(0, 0).heartbeat(every);
+        let result = builder.bring_up(job.processes[0].clone(), job.places[0].clone(), PATIENT);
+        let error = result.map(drop).unwrap_err();
+        assert!(matches!(error, CliqueError::Config { .. }), "{error}");
+        assert_eq!(error.to_string(), format!("time between heartbeats: expected 1ms or more, seen {seen}"));
+    }
 }

@@ -85,16 +85,16 @@ pub(crate) enum Frame {
 /// The length of a body, from its header.
 pub(crate) fn body_len(header: &[u8], most: usize) -> Result<usize, Wrong> {
     let mut reader = Reader(header);
-    let magic = reader.u32("header")?;
+    let magic = reader.u32("length")?;
     if magic != MAGIC {
         return Err(Wrong::new("magic", format!("{MAGIC:#010x}"), format!("{magic:#010x}")));
     }
-    let version = reader.u16("header")?;
+    let version = reader.u16("length")?;
     if version != VERSION {
         return Err(Wrong::new("protocol version", VERSION, version));
     }
-    let _kind = reader.u16("header")?;
-    let len = reader.u32("header")? as usize;
+    let _kind = reader.u16("length")?;
+    let len = reader.u32("length")? as usize;
     if len > most {
         return Err(Wrong::new("length", format!("at most {most} bytes"), format!("{len} bytes")));
     }

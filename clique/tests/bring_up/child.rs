@@ -174,6 +174,18 @@ impl Rendezvous for Stopping {
     }
 }
 
+/// Leaves the rendezvous last, so that a store stays until the others have left it: a process that ends waits for no thread.
+struct Last(Arc<Stopping>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while Arc::strong_count(&self.0) > 1 && start.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 fn say<T>(what: &str, began: Instant, result: Result<T, CliqueError>) -> Option<T> {
     println!("took {what} {}", began.elapsed().as_millis());
     match result {
@@ -198,14 +210,14 @@ fn run(part: &Part) -> Option<()> {
     let config = TcpConfig { member, address: part.address.parse().unwrap(), within: 10 * part.limit };
     let (began, tcp) = (Instant::now(), Tcp::start(config));
     tcp.iter().for_each(|tcp| println!("address {}", tcp.address()));
-    let rendezvous = Arc::new(Stopping(say("connect", began, tcp)?, before.clone()));
+    let last = Last(Arc::new(Stopping(say("connect", began, tcp)?, before.clone())));
     let library = Arc::new(Library::new(part.folder.clone(), before.clone()));
     let builder = Clique::builder("test", part.size)
         .local(part.rank, 0)
         .call_within(part.limit)
         .heartbeat(Duration::from_millis(50))
         .first_use(FirstUse::default().all_gather().large_bytes(4096));
-    let began = Instant::now();
+    let (began, rendezvous) = (Instant::now(), last.0.clone());
     let mut clique = say("bring-up", began, builder.bring_up(library, rendezvous, part.limit))?;
     before("ready");
     let mut member = clique.members().remove(0);
