@@ -113,7 +113,7 @@ pub fn between<S: Side>(
                 let [a, b] = &mut *sides;
                 let (from, to) = if way == 0 { (a, b) } else { (b, a) };
                 let message = Message { n, number, place, spoil: spoil_of(spoiled, number) };
-                let (took, whole) = one_way(from, to, &message, args.check(), trial, || ())?;
+                let (took, whole) = one_way(from, to, &message, args.check(), trial, |_| ())?;
                 time += took;
                 wrong += u64::from(!whole);
             }
@@ -141,14 +141,14 @@ pub fn spoil_of(spoiled: Option<Spoiled>, number: u64) -> Option<Spoil> {
     spoiled.and_then(|(how, at)| (2 * at == number).then_some(how))
 }
 
-/// How long a message took, and whether all of it was there with its signal. `pushing` is called at once before the push.
+/// How long a message took, and whether all of it was there with its signal. `pushing` is told when the push begins.
 pub fn one_way<S: Side>(
     from: &mut S,
     to: &mut S,
     message: &Message,
     check: bool,
     trial: &Trial,
-    pushing: impl FnOnce(),
+    pushing: impl FnOnce(Instant),
 ) -> Result<(Duration, bool), Failure> {
     let &Message { n, number, place, spoil } = message;
     if check {
@@ -157,8 +157,8 @@ pub fn one_way<S: Side>(
     if spoil == Some(Spoil::FlippedBit) {
         from.memory().spoil(place);
     }
-    pushing();
     let start = Instant::now();
+    pushing(start);
     match spoil {
         Some(Spoil::NoData) => from.signal(n, trial)?,
         _ => from.put_signal(n, place, trial)?,

@@ -180,7 +180,7 @@ fn measure(
             let message = |number, from: &mut Channels, to: &mut Channels| {
                 let message = Message { n, number, place, spoil: latency::spoil_of(spoiled, number) };
                 let mut pushed_ns = 0;
-                let pushing = || pushed_ns = clock.now_ns();
+                let pushing = |start| pushed_ns = clock.at_ns(start);
                 let (took, whole) = latency::one_way(from, to, &message, args.check(), trial, pushing)?;
                 Ok::<_, Failure>((Way { pushed_ns, took_ns: took.as_nanos() as f64 }, whole))
             };
@@ -224,7 +224,6 @@ mod tests {
         samples.iter().sum::<f64>() / samples.len() as f64
     }
 
-    /// The whole is measured by two readings of its own; the stages have a reading more, which takes a moment.
     #[test]
     fn the_stages_come_to_the_whole() {
         let args = args::parse("put --stages -n 500 -w 20 -D 1 -T 60").unwrap();

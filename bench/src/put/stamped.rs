@@ -19,6 +19,10 @@ impl Clock {
         Clock(Instant::now())
     }
 
+    pub fn at_ns(self, moment: Instant) -> u64 {
+        moment.saturating_duration_since(self.0).as_nanos() as u64
+    }
+
     pub fn now_ns(self) -> u64 {
         self.0.elapsed().as_nanos() as u64
     }
