@@ -8,7 +8,8 @@
 //! cuda_ipc_progress [--runs N] [--results FILE]
 //! ```
 //!
-//! Prints a line a cell; fails if one of ours fails. With a results file (a line of JSON a cell) what it holds already is
+//! N runs a cell, 20 unless told otherwise; at most 3 of those in which copies may stall, and of the control, which take
+//! seconds each. Prints a line a cell; fails if one of ours fails. With a results file (a line of JSON a cell) what it holds already is
 //! not run again. Each setting runs in processes of its own, because the driver reads the environment once. Puts go to
 //! the second GPU if there is one, else to the first itself. Without a device it prints `waived:`.
 
@@ -90,6 +91,11 @@ fn cells() -> Vec<(Who, State)> {
     ours.into_iter().chain(control).collect()
 }
 
+/// How often a cell is run.
+fn runs_of(setting: Setting, (who, state): (Who, State), runs: u64) -> u64 {
+    if who == Who::Engine || setting.may_stall(state) { runs.min(3) } else { runs }
+}
+
 fn key(setting: Setting, (who, state): (Who, State)) -> String {
     format!("ipc, {}, {}, {}", who.name(), setting.name(), state.name())
 }
@@ -146,6 +152,7 @@ fn child(first: usize, runs: u64, skip: &str) -> ExitCode {
             continue;
         }
         println!("begin {number}");
+        let runs = runs_of(setting, cell, runs);
         let outcome = rig.run(setting, cell.0, cell.1, runs);
         println!("end {number} {}", line(&key(setting, cell), runs, &outcome));
     }
@@ -165,9 +172,15 @@ impl Results {
     fn open(arguments: &Arguments) -> Result<Self, String> {
         let mut results = Results { lines: HashMap::new(), file: None, all_ok: true };
         let Some(path) = &arguments.results else { return Ok(results) };
-        let done = format!(r#""ok":true,"runs":{},"#, arguments.runs);
-        for line in std::fs::read_to_string(path).unwrap_or_default().lines().filter(|l| l.contains(&done)) {
-            results.lines.insert(field(line, "cell").to_owned(), line.to_owned());
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let lines: HashMap<_, _> = text.lines().map(|line| (field(line, "cell"), line)).collect();
+        for (setting, cell) in Setting::ALL.into_iter().flat_map(|s| cells().into_iter().map(move |c| (s, c)))
+        {
+            let (key, runs) = (key(setting, cell), runs_of(setting, cell, arguments.runs));
+            let done = format!(r#""ok":true,"runs":{runs},"#);
+            if let Some(line) = lines.get(key.as_str()).filter(|line| line.contains(&done)) {
+                results.lines.insert(key, (*line).to_owned());
+            }
         }
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         results.file = Some(file.map_err(|error| format!("{path}: {error}"))?);
@@ -238,7 +251,7 @@ fn run_setting(setting: Setting, runs: u64, results: &mut Results) -> Result<(),
                 let detail = format!("{why}, {status}");
                 let outcome = Outcome { ok: false, summary: "stuck".to_owned(), detail };
                 let key = key(setting, cells[number]);
-                let line = line(&key, runs, &outcome);
+                let line = line(&key, runs_of(setting, cells[number], runs), &outcome);
                 results.add(key, &line)?;
                 first = number + 1;
             }
@@ -259,7 +272,7 @@ fn main() -> ExitCode {
         let Some(device) = Device::open("cuda_ipc_progress") else { return Ok(true) };
         let count = device.context.driver().device_count().map_err(|error| error.to_string())?;
         let to = if count > 1 { "to a second GPU" } else { "within ONE GPU" };
-        println!("{}, puts {to}, {} runs a cell", device.name(), arguments.runs);
+        println!("{}, puts {to}, {} runs a cell that is not to stall", device.name(), arguments.runs);
         drop(device);
         let mut results = Results::open(&arguments)?;
         for setting in Setting::ALL {
