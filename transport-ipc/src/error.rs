@@ -192,14 +192,14 @@ pub enum Error {
         why: &'static str,
     },
     /// Nothing that was submitted completes: the driver, or the device, is held up.
-    #[error("the executor for {peer} is stalled {place} for {after:?}; likely cause: {cause}. {}", .cause.remedy())]
+    #[error("the executor for {peer} is stalled {place} for {after:?}; {}", likely(.causes))]
     Stalled {
         /// Whose executor.
         peer: String,
         /// Where it stands.
         place: StalledIn,
-        /// What is probably behind it.
-        cause: Cause,
+        /// What is probably behind it, the likeliest first.
+        causes: &'static [Cause],
         /// How long nothing has happened.
         after: Duration,
     },
@@ -245,7 +245,8 @@ impl fmt::Display for StalledIn {
 pub enum Cause {
     /// A call that waits for the device, like `cudaFree`, while a kernel waits for this put.
     Free,
-    /// The launch queue is full, and there is one connection for all streams.
+    /// All streams share one connection, and work of another one is in front: a full launch queue, or a copy that waits for
+    /// the kernel which waits for this put.
     OneConnection,
     /// The first launch of a kernel that is loaded lazily, while another kernel waits for this put.
     LazyLoading,
@@ -265,11 +266,20 @@ impl Cause {
     }
 }
 
+/// The causes and what to do about them, as one sentence each.
+fn likely(causes: &[Cause]) -> String {
+    let names: Vec<String> = causes.iter().map(Cause::to_string).collect();
+    let remedies: Vec<&str> = causes.iter().map(|cause| cause.remedy()).collect();
+    format!("likely: {}. {}", names.join("; or "), remedies.join(" "))
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Cause::Free => "a call that waits for the device, such as cudaFree, is in progress",
-            Cause::OneConnection => "the launch queue is full and CUDA_DEVICE_MAX_CONNECTIONS is 1",
+            Cause::OneConnection => {
+                "work of another stream is in front, since CUDA_DEVICE_MAX_CONNECTIONS is 1"
+            }
             Cause::LazyLoading => "the first launch of a kernel, which is loaded lazily",
             Cause::Device => "the device is busy with other work",
         })
@@ -340,20 +350,24 @@ impl Error {
             Error::OtherMachine { .. } => "reaching a peer on another machine",
             Error::System { operation, .. } => operation,
             Error::Unfit { .. } => "opening the device",
-            Error::Stalled { place: StalledIn::Stream, cause, .. } => match cause {
-                Cause::LazyLoading => "copy: the executor's stream is stalled (likely: lazy first launch)",
-                Cause::OneConnection => "copy: the executor's stream is stalled (likely: one connection)",
+            Error::Stalled { place: StalledIn::Stream, causes, .. } => match causes {
+                [Cause::LazyLoading, Cause::OneConnection] => {
+                    "copy: the executor's stream is stalled (likely: lazy first launch, or one connection)"
+                }
+                [Cause::LazyLoading, ..] => {
+                    "copy: the executor's stream is stalled (likely: lazy first launch)"
+                }
+                [Cause::OneConnection, ..] => {
+                    "copy: the executor's stream is stalled (likely: one connection)"
+                }
                 _ => "copy: the executor's stream is stalled (likely: the device is busy)",
             },
-            Error::Stalled { cause, .. } => match cause {
-                Cause::LazyLoading => {
-                    "copy: the executor is stalled in the driver (likely: lazy first launch)"
-                }
-                Cause::OneConnection => {
-                    "copy: the executor is stalled in the driver (likely: full launch queue, one connection)"
-                }
-                _ => "copy: the executor is stalled in the driver (likely: cudaFree in progress)",
-            },
+            Error::Stalled { causes: [_, Cause::OneConnection], .. } => {
+                "copy: the executor is stalled in the driver (likely: cudaFree in progress, or one connection)"
+            }
+            Error::Stalled { .. } => {
+                "copy: the executor is stalled in the driver (likely: cudaFree in progress)"
+            }
             Error::Unquiesced { .. } => "quiescing the port; its memory stays bound",
         }
     }
@@ -387,7 +401,7 @@ mod tests {
         let error = Error::Stalled {
             peer: "process 7".into(),
             place: StalledIn::Copy,
-            cause: Cause::Free,
+            causes: &[Cause::Free],
             after: Duration::from_secs(5),
         };
         let text = error.to_string();
@@ -396,7 +410,7 @@ mod tests {
         }
         let error = TransportError::from(error);
         assert!(error.to_string().contains("stalled in the driver (likely: cudaFree"), "{error}");
-        assert!(matches!(Error::of(&error), Some(Error::Stalled { cause: Cause::Free, .. })));
+        assert!(matches!(Error::of(&error), Some(Error::Stalled { causes: [Cause::Free], .. })));
         assert!(Error::of(&TransportError::Closed).is_none());
     }
 

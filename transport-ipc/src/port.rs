@@ -196,15 +196,17 @@ impl IpcPort {
     #[cold]
     fn stalled(&mut self, after: Duration) -> TransportError {
         let place = self.link.inside().unwrap_or(StalledIn::Stream);
-        let warnings = self.inner.context.warnings();
-        let cause = match place {
-            StalledIn::Stream if warnings.contains(&Warning::LazyLoading) => Cause::LazyLoading,
-            StalledIn::Stream => Cause::Device,
-            _ if self.inner.one_connection => Cause::OneConnection,
-            _ => Cause::Free,
+        let lazy = self.inner.context.warnings().contains(&Warning::LazyLoading);
+        let causes: &[Cause] = match (place, lazy, self.inner.one_connection) {
+            (StalledIn::Stream, true, true) => &[Cause::LazyLoading, Cause::OneConnection],
+            (StalledIn::Stream, true, false) => &[Cause::LazyLoading],
+            (StalledIn::Stream, false, true) => &[Cause::OneConnection],
+            (StalledIn::Stream, false, false) => &[Cause::Device],
+            (_, _, true) => &[Cause::Free, Cause::OneConnection],
+            (_, _, false) => &[Cause::Free],
         };
         let peer = self.peer.clone();
-        self.fail(Error::Stalled { peer, place, cause, after }.into())
+        self.fail(Error::Stalled { peer, place, causes, after }.into())
     }
 
     /// The number of a word among those of the port.

@@ -79,7 +79,7 @@ impl Setting {
         match state {
             State::Free => true,
             State::FirstLaunch => self.lazy,
-            State::QueueFull => self.one_connection,
+            State::QueueFull | State::PageableCopy | State::LegacyCopy => self.one_connection,
             _ => false,
         }
     }

@@ -20,16 +20,16 @@ fn config() -> Config {
 }
 
 /// The error of a port whose executor is held up, and how long it took.
-fn stalled(wire: &mut Wire) -> (TransportError, StalledIn, Cause) {
+fn stalled(wire: &mut Wire) -> (TransportError, StalledIn, &'static [Cause]) {
     let start = Instant::now();
     let error = wire.failure();
     let took = start.elapsed();
     // Late only because this machine is.
     assert!(took >= STALL / 2 && took < PATIENCE, "{took:?}");
     match Error::of(&error) {
-        Some(&Error::Stalled { place, cause, after, .. }) => {
+        Some(&Error::Stalled { place, causes, after, .. }) => {
             assert!(after >= STALL, "{after:?}");
-            (error, place, cause)
+            (error, place, causes)
         }
         _ => panic!("{error:?}"),
     }
@@ -43,8 +43,8 @@ fn held_in(function: &str, place: StalledIn) {
     machine.standin.hold(function);
     stuck.submit(64, Some(1), true);
     machine.standin.wait_until_held(function, 1);
-    let (error, seen, cause) = stalled(&mut stuck);
-    assert_eq!((seen, cause), (place, Cause::Free));
+    let (error, seen, causes) = stalled(&mut stuck);
+    assert_eq!((seen, causes), (place, &[Cause::Free][..]));
     assert!(error.to_string().contains("cudaFree in progress"), "{error}");
     // Every call returns the error, at once; the executor is still held.
     let op = stuck.op(0, Some(2), false);
@@ -124,7 +124,7 @@ fn a_stream_that_does_not_run_is_named_with_its_likely_cause() {
         machine.standin.set("paused", 1);
         wire.submit(64, Some(1), true);
         let (error, place, seen) = stalled(&mut wire);
-        assert_eq!((place, seen), (StalledIn::Stream, cause));
+        assert_eq!((place, seen), (StalledIn::Stream, &[cause][..]));
         assert!(error.to_string().contains(word), "{error}");
         // What was submitted may still land, and the port is not quiesced before it has.
         assert_eq!(wire.a.close().unwrap(), Close::Pending);
@@ -168,8 +168,8 @@ fn with_one_connection_values_are_primed_and_a_stall_is_put_down_to_it() {
     assert_eq!(primes() - before, 2, "one before the completion");
     machine.standin.hold("cuStreamWriteValue64_v2");
     wire.submit(64, Some(2), false);
-    let (error, place, cause) = stalled(&mut wire);
-    assert_eq!((place, cause), (StalledIn::WriteValue, Cause::OneConnection));
+    let (error, place, causes) = stalled(&mut wire);
+    assert_eq!((place, causes), (StalledIn::WriteValue, &[Cause::Free, Cause::OneConnection][..]));
     assert!(error.to_string().contains("one connection"), "{error}");
     machine.standin.release("cuStreamWriteValue64_v2");
     wire.close();

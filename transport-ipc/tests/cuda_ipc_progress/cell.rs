@@ -347,8 +347,9 @@ fn channels(
 fn stall(error: &ChannelError) -> Option<String> {
     let ChannelError::Port { source, .. } = error else { return None };
     match Error::of(source) {
-        Some(Error::Stalled { place, cause, .. }) if *cause != Cause::Device => {
-            Some(format!("stalled {place}, likely cause: {cause}"))
+        Some(Error::Stalled { place, causes, .. }) if *causes != [Cause::Device] => {
+            let causes: Vec<String> = causes.iter().map(Cause::to_string).collect();
+            Some(format!("stalled {place}, likely: {}", causes.join("; or ")))
         }
         _ => None,
     }
