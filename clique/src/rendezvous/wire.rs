@@ -49,7 +49,7 @@ pub(crate) struct Hello {
 pub(crate) enum Frame {
     Hello(Hello),
     Welcome,
-    /// The request is not done: the parts of a [`CliqueError::Config`].
+    /// The request is not done: the parts of a [`CliqueError::Config`](crate::CliqueError::Config).
     Refused {
         what: String,
         expected: String,
@@ -77,7 +77,7 @@ pub(crate) enum Frame {
     Run {
         /// Whose hello it answers.
         to: Instance,
-        /// The run that it is part of, or the parts of a [`CliqueError::Config`].
+        /// The run that it is part of, or the parts of a [`CliqueError::Config`](crate::CliqueError::Config).
         run: Result<Instance, [String; 3]>,
     },
 }
