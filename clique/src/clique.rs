@@ -19,7 +19,7 @@ use crate::watcher::Watcher;
 /// A clique that is ready: the local ranks as [`Member`]s, and what concerns all of them.
 ///
 /// It ends with [`close`](Self::close), together with the other participants, or with [`abort`](Self::abort). Once it and
-/// its members are dropped, what is left is aborted, within a second; the other participants are told.
+/// its members are dropped, what is left is aborted, within 3 s; the other participants are told.
 ///
 /// There is no other way to one than [`CliqueBuilder::bring_up`], and none back from its end:
 ///
@@ -87,7 +87,7 @@ impl Clique {
     }
 
     /// Aborts all local communicators together, and tells the other participants. Whoever waits in a call gets
-    /// [`CliqueError::Ended`]. Returns within a second; what has not come back then is in quarantine.
+    /// [`CliqueError::Ended`]. Returns within 3 s; what has not come back then is in quarantine.
     pub fn abort(&self) -> Quarantine {
         let life = &self.team.life;
         life.end_by_itself("aborted", "this participant aborted its clique");

@@ -220,8 +220,8 @@ fn abort_under_traffic(machine: &Machine, attempt: u64, after: Duration) {
     println!(
         "recorded: abort {after:?} into traffic, after {operations:?} operations: {took:?}, {left} in quarantine"
     );
-    assert!(took < Duration::from_millis(1200), "{took:?}");
-    // The library takes most of a second for an abort by itself; what takes longer comes back.
+    assert!(took < Duration::from_millis(3200), "{took:?}");
+    // The library takes most of a second for an abort by itself; what takes longer than 3 s comes back.
     wait_until("what was aborted to come back", PATIENT, || quarantine.count(), |count| *count == 0);
 }
 

@@ -21,7 +21,7 @@ use portway_clique::{Clique, CliqueError, FirstUse, Member, Quarantine};
 /// How long a child process may take.
 const CHILD: Duration = Duration::from_secs(110);
 /// How long an abort may take, with some time for the processor.
-const ABORT: Duration = Duration::from_millis(1200);
+const ABORT: Duration = Duration::from_millis(3200);
 
 /// The other end of the tests below; without the variable it has nothing to do.
 #[test]

@@ -245,7 +245,7 @@ fn a_process_that_dies_in_use_is_survived() {
     let quarantine = clique.abort();
     let (took, left) = (start.elapsed(), quarantine.count());
     println!("recorded: abort with the peer dead: {took:?}, {left} in quarantine");
-    assert!(took < Duration::from_millis(1200), "{took:?}");
+    assert!(took < Duration::from_millis(3200), "{took:?}");
     drop((member, clique));
     machine.wait_until_nothing_lives();
     works_afterwards(&machine, 2, 1);

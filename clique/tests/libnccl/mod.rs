@@ -108,7 +108,7 @@ impl Nccl {
         unsafe { fail(name.as_ptr(), nth, status) }
     }
 
-    /// Sets "version" or "makes blocking".
+    /// Sets "version", "makes blocking" or "ballast".
     pub fn set(&self, what: &str, value: i64) {
         self.put("standin_set", what, value);
     }

@@ -94,6 +94,7 @@ EXPORT long standin_waiting(const char *name) {
 // ---- what a test sets and sees ----
 
 static int version = 22707, makes_blocking;
+static long ballast;
 static int (*current_device)(int *);
 static struct config seen;
 static int seen_ids, seen_excluded, seen_flags;
@@ -101,6 +102,7 @@ static int seen_ids, seen_excluded, seen_flags;
 EXPORT void standin_set(const char *what, long value) {
   if (!strcmp(what, "version")) version = (int)value;
   else if (!strcmp(what, "makes blocking")) makes_blocking = (int)value;
+  else if (!strcmp(what, "ballast")) ballast = value; // bytes more in each communicator
   else abort();
 }
 EXPORT int standin_driver(const char *path) {
@@ -148,7 +150,8 @@ static int known(struct comm *comm) {
   return 0;
 }
 static struct comm *add(id_t128 id, int size, int rank, int device) {
-  struct comm *comm = calloc(1, sizeof *comm);
+  struct comm *comm = calloc(1, sizeof *comm + ballast);
+  memset(comm + 1, 1, ballast);
   comm->id = id, comm->size = size, comm->rank = rank, comm->device = device, comm->state = IN_PROGRESS;
   for (int i = 0; i < 256; i++) {
     if (!comms[i]) {
