@@ -27,6 +27,9 @@ const WORKS_A_LOOK: u32 = 32;
 /// How often the executor looks whether the peer still lives.
 const LIVENESS: Duration = Duration::from_millis(10);
 
+/// Of the stall limit, what the stream may take to get done when the peer is gone, before that is told.
+const SETTLE_PART: u32 = 100;
+
 /// The executor's sleep between two looks once it has been idle for a while.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -147,6 +150,9 @@ impl Executor {
             if now - looked >= LIVENESS {
                 looked = now;
                 if let Some(why) = self.peer.gone(&self.inner) {
+                    if let Err(error) = self.settle(stream) {
+                        self.fail(error);
+                    }
                     self.fail(Error::Gone { peer: self.peer.name.clone(), why });
                 }
             }
@@ -191,6 +197,19 @@ impl Executor {
             let wanted = self.link.wanted();
             after(wanted, self.open.completed) && !after(wanted, self.link.submitted())
         }
+    }
+
+    /// Lets what is in the stream become complete. A peer may leave as soon as it sees a signal, before the completion
+    /// behind that signal is written, or even asked for.
+    fn settle(&mut self, stream: &Entered<'_>) -> Result<(), Error> {
+        if self.open.ops > 0 {
+            self.complete(stream)?;
+        }
+        let (start, limit) = (Instant::now(), self.inner.config.stall_limit / SETTLE_PART);
+        while !self.link.is_done() && !self.link.is_stopped() && start.elapsed() < limit {
+            std::thread::sleep(NAP);
+        }
+        Ok(())
     }
 
     /// The port will see it, and everything that waits is dropped.

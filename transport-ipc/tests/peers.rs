@@ -134,6 +134,36 @@ fn what_was_done_before_the_peer_left_is_complete() {
     close(&mut *wire.a);
 }
 
+/// The same where the executor notices that the peer has left before the completion has been written, or asked for.
+#[test]
+fn what_is_in_the_stream_when_the_peer_leaves_is_complete() {
+    let machine = Machine::new();
+    let leaves = |wire: &mut Wire, go_on: &dyn Fn()| {
+        close(&mut *wire.b);
+        // Time enough to notice it, and a small part of what the puts may take then.
+        std::thread::sleep(LATER);
+        go_on();
+        wire.complete(2);
+        assert_eq!(wire.word_value(), 1);
+        assert!(matches!(wire.failure(), TransportError::Remote { .. }));
+        close(&mut *wire.a);
+    };
+    // No completion has been asked for.
+    let pair = machine.transports(Config { stall_limit: Duration::from_secs(500), ..Config::default() });
+    let mut wire = machine.wire(&pair);
+    machine.standin.hold_next("cuMemcpyAsync");
+    wire.submit(64, Some(1), false);
+    wire.submit(64, None, false);
+    machine.standin.wait_until_held("cuMemcpyAsync", 1);
+    leaves(&mut wire, &|| machine.standin.release("cuMemcpyAsync"));
+    // It has been asked for, and the stream does not get there.
+    let mut wire = machine.wire(&pair);
+    machine.standin.set("paused", 1);
+    wire.submit(64, Some(1), false);
+    wire.submit(64, None, true);
+    leaves(&mut wire, &|| machine.standin.set("paused", 0));
+}
+
 /// An end that connects to nobody gives its stream back.
 #[test]
 fn an_endpoint_that_nobody_uses_costs_no_stream() {
