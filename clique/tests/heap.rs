@@ -1,5 +1,6 @@
 //! A thousand cliques made and closed in a row leave nothing on the heap, by the allocator's own count. Each test runs in a
 //! process of its own, where the allocator gives no caches to threads: what is in them counts as in use.
+#![cfg(not(loom))]
 
 #[path = "support/cliques.rs"]
 #[allow(dead_code, reason = "each test program uses some of it")]
