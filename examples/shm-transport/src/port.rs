@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use portway_fifo::memory::copy_bytes;
 use portway_fifo::Words;
+use portway_fifo::memory::copy_bytes;
 use portway_proxy::TransportError;
 use portway_proxy::transport::{Binding, Close, Completion, Lane, Op, Port, Submit};
 
