@@ -65,6 +65,8 @@ struct State<T> {
     /// The first error that somebody brought.
     brought: Option<CliqueError>,
     leading: bool,
+    /// Whether the end of the time breaks it: one of those who have come cannot come again.
+    breaks: bool,
     /// The word of the epoch before, for those who have not read it yet, and how many they are.
     word: Option<Result<T, CliqueError>>,
     unread: u32,
@@ -92,6 +94,7 @@ impl<T: Clone> Barrier<T> {
             purpose: None,
             brought: None,
             leading: false,
+            breaks: false,
             word: None,
             unread: 0,
             broken: None,
@@ -167,10 +170,18 @@ impl<T: Clone> Barrier<T> {
         state.limit = state.deadline.map_or(within, |_| state.limit);
         let deadline = state.deadline.map_or(deadline, |first| first.earlier(deadline));
         state.deadline = Some(deadline);
+        state.breaks |= late == Late::Breaks;
+        if deadline.is_over() && !state.breaks {
+            // Also for the last to come: those who sleep may not have seen yet that the time is over.
+            let error = state.timeout(self.seats);
+            state.call_off(&error);
+            self.wake_all(&state);
+            return Err(error);
+        }
         if state.arrived.iter().all(|arrived| *arrived) {
             self.lead(state, |word| lead(word, deadline))
         } else {
-            self.wait(state, late)
+            self.wait(state)
         }
     }
 
@@ -228,7 +239,7 @@ impl<T: Clone> Barrier<T> {
         word
     }
 
-    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State<T>>, late: Late) -> Result<T, CliqueError> {
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State<T>>) -> Result<T, CliqueError> {
         let (epoch, called_off) = (state.epoch, state.times_called_off);
         let mut pause = Pause::default();
         loop {
@@ -246,11 +257,11 @@ impl<T: Clone> Barrier<T> {
                 return Err(broken.clone());
             }
             let deadline = state.deadline.unwrap_or_else(|| Deadline::after(Duration::ZERO));
-            let grace = if late == Late::CallsOff { PATIENT_GRACE } else { LEADER_GRACE };
+            let grace = if state.breaks { LEADER_GRACE } else { PATIENT_GRACE };
             let deadline = if state.leading { deadline.plus(grace) } else { deadline };
             if deadline.is_over() {
                 let error = state.timeout(self.seats);
-                if late == Late::CallsOff && !state.leading {
+                if !state.breaks && !state.leading {
                     state.call_off(&error);
                 } else {
                     state.broken = Some(error.clone());
@@ -302,6 +313,7 @@ impl<T> State<T> {
 
     fn forget_arrivals(&mut self) {
         self.arrived.fill(false);
+        self.breaks = false;
         self.deadline = None;
         self.purpose = None;
     }

@@ -255,6 +255,43 @@ fn a_pass_that_is_called_off_breaks_nothing() {
     assert_eq!(all.map(|one| one.join().unwrap().unwrap()), [7; 3]);
 }
 
+/// One who cannot come again decides, whoever's time is over first: the barrier breaks, and no purpose is called off.
+#[test]
+fn a_pass_of_both_kinds_breaks() {
+    for (first, second) in [(Late::Breaks, Late::CallsOff), (Late::CallsOff, Late::Breaks)] {
+        let barrier = Arc::new(Barrier::new(3));
+        let threads = [(0, first), (1, second)].map(|(seat, late)| {
+            spawn(&barrier, move |barrier| {
+                let (purpose, within) = ("a test", Duration::from_millis(50));
+                barrier.meet(Arrival { seat, purpose, word: Ok(()), within, late }, |_, _| Ok(7))
+            })
+        });
+        for thread in threads {
+            let error = thread.join().unwrap().unwrap_err();
+            assert!(matches!(error, CliqueError::Timeout { .. }), "{error}");
+        }
+        assert!(barrier.is_broken() && lock(&barrier.state).called_off.is_empty(), "{first:?} {second:?}");
+    }
+}
+
+/// The last to come after the time does not lead a pass that is over.
+#[test]
+fn nobody_leads_when_the_time_is_over() {
+    let barrier = Barrier::<u32>::new(2);
+    let mut state = lock(&barrier.state);
+    state.arrived[0] = true;
+    state.purpose = Some("a test".to_owned());
+    state.deadline = Some(Deadline::after(Duration::ZERO));
+    drop(state);
+    let error = meet(&barrier, 1, "a test", PATIENT).unwrap_err();
+    assert!(matches!(error, CliqueError::Timeout { .. }) && !barrier.is_broken(), "{error}");
+    assert_eq!(
+        meet(&barrier, 0, "a test", PATIENT).unwrap_err().to_string(),
+        error.to_string(),
+        "called off"
+    );
+}
+
 /// The control, and the other half: a time-out of a pass that cannot be called off breaks the barrier for good; and the
 /// leader is told the deadline of the first to come.
 #[test]

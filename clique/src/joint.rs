@@ -116,8 +116,12 @@ impl Joint<'_> {
                     // It is not asked again, and not waited for: all that is left goes to the abort.
                     let fault = Fault::new(None, "the rendezvous did not return by the deadline");
                     let note = fault.note(self.phase, self.process);
-                    let now = Deadline::after(core::time::Duration::ZERO);
-                    let _ = self.rounds.post(self.round, Post::Failed(note.encode()), now);
+                    self.rounds.tell(
+                        self.round,
+                        self.next,
+                        &note,
+                        Deadline::after(core::time::Duration::ZERO),
+                    );
                     return Err(note);
                 }
             }
@@ -138,18 +142,14 @@ impl Joint<'_> {
     /// Says that the own part is done.
     fn say(&self) -> Result<Option<Instant>, Note> {
         let said = self.rounds.post(self.round, Post::Ok(Vec::new()), self.deadline);
-        said.map(|()| Some(Instant::now())).map_err(|error| note_of(&error, self.phase, self.process))
+        // What was said may have arrived all the same: so the others are told that it counts no more.
+        said.map(|()| Some(Instant::now()))
+            .map_err(|error| self.tell(note_of(&error, self.phase, self.process)))
     }
 
     /// Says that the own part failed.
     fn tell(&self, note: Note) -> Note {
-        // Where the others cannot be told their own deadlines end their waits.
-        let until = told_by(self.deadline);
-        let refused = self.rounds.post(self.round, Post::Failed(note.encode()), until);
-        if refused.is_err_and(|error| !matches!(error, CliqueError::Timeout { .. })) {
-            // It has said already that it is done.
-            let _ = self.rounds.post(self.next, Post::Failed(note.encode()), until);
-        }
+        self.rounds.tell(self.round, self.next, &note, told_by(self.deadline));
         note
     }
 

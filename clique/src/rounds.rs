@@ -79,6 +79,22 @@ impl Rounds {
         })
     }
 
+    /// Says that this participant failed: in a round or, if it has said there that it goes on, in the next. Both on one
+    /// thread, which is waited for until `until` and goes on after.
+    pub(crate) fn tell(&self, round: &'static str, next: &'static str, note: &Note, until: Deadline) {
+        let failed = note.encode();
+        let told = self.apart(move |rounds| {
+            let refused = rounds.rendezvous.post(&rounds.round(round), Post::Failed(failed.clone())).is_err();
+            if refused {
+                let _ = rounds.rendezvous.post(&rounds.round(next), Post::Failed(failed));
+            }
+        });
+        if let Ok(told) = told {
+            // Where the others cannot be told their own deadlines end their waits.
+            let _ = told.recv_timeout(until.left());
+        }
+    }
+
     /// Hears what the participants say in a round.
     pub(crate) fn hear(&self, phase: &'static str, within: Duration) -> Result<Heard, CliqueError> {
         let (round, until) = (self.round(phase), Deadline::after(within));

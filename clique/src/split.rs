@@ -228,8 +228,10 @@ fn abandon(drafts: &[Draft], note: &Note, deadline: Deadline) {
             life.finish_and_tell(failed, Some(&note), deadline);
             drop(ended);
         };
-        // A child that no thread could be had for ends when it is dropped.
-        let _ = spawn("clique-abandon", end);
+        if spawn("clique-abandon", end.clone()).is_err() {
+            // No thread is to be had for it.
+            end();
+        }
     }
     drop(ended);
     // Nothing is ever sent: the channel ends when the last thread has, which each does in time.

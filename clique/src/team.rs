@@ -135,8 +135,7 @@ impl Team {
         let fault = match heard {
             Ok(_) => return Ok(()),
             Err(Short::Failed(note)) => return Err(CliqueError::Failed(Arc::new(life.failure(note)))),
-            Err(Short::Error(error)) if !matches!(error, CliqueError::Timeout { .. }) => return Err(error),
-            // Some may be past this barrier, and some are not.
+            // Some may be past this barrier, and some are not: also where this one's rendezvous failed.
             Err(Short::Error(error)) => error.to_string(),
             Err(Short::Silent(who)) => who,
         };

@@ -138,7 +138,7 @@ impl Beat {
             life: team.life.clone(),
             comms: named.collect(),
             every: team.heartbeat,
-            patience: team.call_within + SLACK,
+            patience: team.call_within.saturating_add(SLACK),
             library: None,
             others: None,
             silent_since: None,
