@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Instant;
 
 use crate::CliqueError;
@@ -30,6 +30,8 @@ pub const MAX_NAME_BYTES: usize = 128;
 
 /// The shortest time between two heartbeats.
 const MIN_HEARTBEAT: Duration = Duration::from_millis(1);
+/// How long a bring-up that failed waits for its rendezvous to be left.
+const LEFT_BY: Duration = Duration::from_millis(10);
 
 const HELLO: &str = "hello";
 const IDS: &str = "ids";
@@ -159,8 +161,14 @@ impl CliqueBuilder {
         };
         // Whoever drops a rendezvous last may wait for the others to leave it, as the TCP store does.
         run.go().inspect_err(|_| {
-            let dropped_elsewhere = spawn("clique-rendezvous", move || drop(kept));
+            let (alive, gone) = sync_channel::<()>(0);
+            let dropped_elsewhere = spawn("clique-rendezvous", move || {
+                drop(kept);
+                drop(alive);
+            });
             drop(dropped_elsewhere);
+            // One that is left at once is left when this returns, so that the next attempt can take its seat.
+            let _ = gone.recv_timeout(LEFT_BY);
         })
     }
 }

@@ -275,7 +275,9 @@ impl Member {
     /// child runs first what was declared for its parent, as far as its ranks are in it.
     ///
     /// The n-th split of one member belongs to the n-th of every other. One that somebody did not come to by the deadline
-    /// is joined by nobody; who comes to it later gets the error at once, and all can come to the next.
+    /// is joined by nobody of this process; who comes to it later here gets the error at once, and all can come to the next.
+    /// A process whose members come after those of another one have given up does not know that: it waits in the library
+    /// until its own deadline, and then its clique ends.
     ///
     /// # Errors
     /// What failed first, or who did not come. The clique itself stays usable unless it has failed too.
