@@ -87,8 +87,11 @@ fn corpus(target: &str) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     Ok(paths.iter().map(fs::read).collect::<Result<_, _>>()?)
 }
 
-/// Runs a target until its time is over; how many inputs it took, and the one that it panicked on, if any.
-fn fuzz(target: &Target, seed: u64, time: Duration) -> Result<(u64, Option<Vec<u8>>), Box<dyn Error>> {
+/// How many inputs a target took, and the one that it panicked on, if any.
+type Outcome = (u64, Option<Vec<u8>>);
+
+/// Runs a target until its time is over.
+fn fuzz(target: &Target, seed: u64, time: Duration) -> Result<Outcome, Box<dyn Error>> {
     let corpus = corpus(target.name)?;
     let mut random = Random::new(seed);
     let (started, mut inputs) = (Instant::now(), 0);

@@ -72,7 +72,6 @@ pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
     }
 
     let note = message::Note {
-        at_ns: 1,
         phase: Phase::ALL[1],
         rank: Some(1),
         process: "host:7".into(),
@@ -96,6 +95,7 @@ pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
         locals: vec![message::Local { rank: 0, uuid: "GPU-0".into() }],
         uses: vec![portway_clique::Use::AllGather],
         environment: vec![("NCCL_DEBUG".into(), "INFO".into())],
+        hardware: vec![("NCCL_IB_HCA".into(), "mlx5_0".into())],
     };
     seeds.push(("clique-messages", "hello", hello.encode()?));
     let key = || Key { clique: "one".into(), attempt: 1, phase: "gathering".into() };
