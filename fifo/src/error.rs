@@ -74,7 +74,9 @@ pub enum Error {
     },
     /// A call into a library of the system's, the CUDA driver or its compiler, failed.
     #[cfg(feature = "cuda")]
-    #[error("{call} failed with status {status} ({name})")]
+    #[error(
+        "{call} failed with status {status} ({name}): look the status up under this function in its library's documentation"
+    )]
     Driver {
         /// The function.
         call: &'static str,
@@ -207,7 +209,7 @@ pub enum Error {
         timeout: Duration,
     },
     /// A memory cannot do this.
-    #[error("not supported: {what}")]
+    #[error("not supported: {what}; do without it, or use another memory, device or driver")]
     Unsupported {
         /// What was asked of it.
         what: &'static str,

@@ -177,11 +177,14 @@ fn a_failure_that_the_driver_knows_has_its_name() {
     let standin = Standin::new();
     standin.fail("cuDeviceGetCount", 1, 800);
     let error = Driver::open(standin.path()).unwrap().device_count().unwrap_err();
-    assert_eq!(error.to_string(), "cuDeviceGetCount failed with status 800 (CUDA_ERROR_NOT_PERMITTED)");
+    assert!(
+        error.to_string().starts_with("cuDeviceGetCount failed with status 800 (CUDA_ERROR_NOT_PERMITTED)"),
+        "{error}"
+    );
     standin.fail("cuDeviceGetCount", 1, 800);
     standin.fail_always("cuGetErrorName", 1);
     let error = Driver::open(standin.path()).unwrap().device_count().unwrap_err();
-    assert_eq!(error.to_string(), "cuDeviceGetCount failed with status 800 (unknown)");
+    assert!(error.to_string().starts_with("cuDeviceGetCount failed with status 800 (unknown)"), "{error}");
 }
 
 #[test]
@@ -224,7 +227,7 @@ fn a_driver_without_a_device_is_named() {
     let standin = Standin::new();
     standin.set("devices", 0);
     let error = Driver::open(standin.path()).unwrap_err();
-    assert_eq!(error.to_string(), "cuInit failed with status 100 (CUDA_ERROR_NO_DEVICE)");
+    assert!(error.to_string().starts_with("cuInit failed with status 100 (CUDA_ERROR_NO_DEVICE)"), "{error}");
     standin.set("devices", 1);
     let error = Context::new(&Driver::open(standin.path()).unwrap(), 1).unwrap_err();
     assert!(matches!(error, Error::Driver { call: "cuDeviceGet", status: 101, .. }), "{error}");

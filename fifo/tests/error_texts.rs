@@ -25,7 +25,7 @@ fn texts() -> Vec<(Error, &'static str)> {
         ),
         (
             Driver { call: "cuInit", status: 100, name: "CUDA_ERROR_NO_DEVICE".into() },
-            "cuInit failed with status 100 (CUDA_ERROR_NO_DEVICE)",
+            "cuInit failed with status 100 (CUDA_ERROR_NO_DEVICE): look the status up under this function in its library's documentation",
         ),
         (
             MissingFunction { library: "libcuda.so.1".into(), function: "cuMemCreate" },
@@ -67,7 +67,10 @@ fn texts() -> Vec<(Error, &'static str)> {
             TimeoutRange { timeout: Duration::from_secs(7200) },
             "a timeout of 7200s: nothing here waits longer than 3600s",
         ),
-        (Unsupported { what: "a dma-buf" }, "not supported: a dma-buf"),
+        (
+            Unsupported { what: "a dma-buf" },
+            "not supported: a dma-buf; do without it, or use another memory, device or driver",
+        ),
     ]
 }
 
