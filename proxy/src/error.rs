@@ -307,7 +307,9 @@ pub enum TransportError {
         message: String,
     },
     /// The peer, or the way to it, failed.
-    #[error("{operation} to {peer} failed with status {status} (vendor code {vendor})")]
+    #[error(
+        "{operation} to {peer} failed with status {status} (vendor code {vendor}): see what the peer says, and the way to it; go on over a new port"
+    )]
     Remote {
         /// Who.
         peer: String,
@@ -319,7 +321,9 @@ pub enum TransportError {
         vendor: u32,
     },
     /// A wait's time was over.
-    #[error("waited {after:?} for {what} of {peer}")]
+    #[error(
+        "waited {after:?} for {what} of {peer}: see whether it still runs and can be reached; wait longer if it is slow"
+    )]
     Timeout {
         /// For what.
         what: &'static str,

@@ -213,7 +213,10 @@ fn misdeeds() -> Vec<(Act, &'static str)> {
         (Act::Panic("as a str"), "the port panicked: as a str"),
         (Act::PanicString("as a String"), "the port panicked: as a String"),
         (Act::PanicBomb, "the port panicked: no message"),
-        (Act::Fail(failure), "write to gpu7.rack3 failed with status 12 (vendor code 129)"),
+        (
+            Act::Fail(failure),
+            "write to gpu7.rack3 failed with status 12 (vendor code 129): see what the peer says, and the way to it; go on over a new port",
+        ),
     ]
 }
 

@@ -37,7 +37,10 @@ fn transport() -> Vec<(TransportError, &'static str)> {
             Malformed { what: "memory export", expected: "40 bytes".into(), seen: "39 bytes".into() },
             "memory export: expected 40 bytes, seen 39 bytes",
         ),
-        (Memory(portway_fifo::Error::Unsupported { what: "a dma-buf" }), "not supported: a dma-buf"),
+        (
+            Memory(portway_fifo::Error::Unsupported { what: "a dma-buf" }),
+            "not supported: a dma-buf; do without it, or use another memory, device or driver",
+        ),
         (
             Outside {
                 lane: 1,
@@ -63,11 +66,11 @@ fn transport() -> Vec<(TransportError, &'static str)> {
         ),
         (
             Remote { peer: "host1".into(), operation: "write", status: 12, vendor: 0x81 },
-            "write to host1 failed with status 12 (vendor code 129)",
+            "write to host1 failed with status 12 (vendor code 129): see what the peer says, and the way to it; go on over a new port",
         ),
         (
             Timeout { what: "the handshake", peer: "host1".into(), after: AFTER },
-            "waited 5s for the handshake of host1",
+            "waited 5s for the handshake of host1: see whether it still runs and can be reached; wait longer if it is slow",
         ),
         (
             Unknown { what: "source", index: 4 },
