@@ -16,18 +16,20 @@ use crate::sys;
 #[non_exhaustive]
 pub enum Error {
     /// `libibverbs.so.1` is not there, or lacks a function.
-    #[error("no verbs library: {message} (Debian: libibverbs1, ibverbs-providers)")]
+    #[error("no verbs library: {message}; install it (Debian: libibverbs1, ibverbs-providers)")]
     NoLibrary {
         /// What the loader said.
         message: String,
     },
     /// The library is there, the kernel has no RDMA support (module `ib_uverbs` not loaded, or `/dev/infiniband` hidden).
     #[error(
-        "the verbs library finds no kernel support: is ib_uverbs loaded, and /sys/class/infiniband visible?"
+        "the verbs library finds no kernel support: load ib_uverbs, and let this process see /sys/class/infiniband and \
+         /dev/infiniband"
     )]
     NoKernelSupport,
     /// There is no RDMA device, or none with the name that was asked for.
-    #[error("no RDMA device{}; there are: {}", named(.name), list(.present))]
+    #[error("no RDMA device{}; there are: {}. Name one that is there, or load the driver of another; `rdma link` shows them",
+        named(.name), list(.present))]
     NoDevice {
         /// The name that was asked for.
         name: Option<String>,
@@ -41,7 +43,8 @@ pub enum Error {
         seen: Vec<String>,
     },
     /// The device or its driver refused.
-    #[error("{operation} failed with errno {errno} ({})", std::io::Error::from_raw_os_error(*.errno))]
+    #[error("{operation} failed with errno {errno} ({}): the kernel's log may say why",
+        std::io::Error::from_raw_os_error(*.errno))]
     Device {
         /// What was tried.
         operation: &'static str,
@@ -49,7 +52,7 @@ pub enum Error {
         errno: i32,
     },
     /// The device cannot do what this transport needs.
-    #[error("device {device} is not fit: {why}")]
+    #[error("device {device} is not fit: {why}; change that, or use another device")]
     Unfit {
         /// Its name.
         device: String,
@@ -190,6 +193,6 @@ mod tests {
         assert!(done("query port", 0).is_ok());
         let text =
             Error::NoDevice { name: Some("mlx5_9".into()), present: vec!["mlx5_0".into()] }.to_string();
-        assert_eq!(text, "no RDMA device named mlx5_9; there are: mlx5_0");
+        assert!(text.starts_with("no RDMA device named mlx5_9; there are: mlx5_0. "), "{text}");
     }
 }

@@ -37,7 +37,11 @@ fn what_is_missing_is_told_apart() {
     assert!(matches!(error, Error::NoDevice { name: None, .. }), "{error}");
 
     let error = open(&World::new(&[Make::default()]), named("soft9")).unwrap_err();
-    assert_eq!(error.to_string(), "no RDMA device named soft9; there are: soft0");
+    assert_eq!(
+        error.to_string(),
+        "no RDMA device named soft9; there are: soft0. Name one that is there, or load the driver of another; \
+         `rdma link` shows them"
+    );
 
     let down = Make { state: sys::IBV_PORT_DOWN, ..Make::default() };
     let waiting = Make { name: "soft1", state: sys::IBV_PORT_INIT, roce: false, ..Make::default() };
