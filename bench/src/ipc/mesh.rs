@@ -7,19 +7,20 @@ use portway_fifo::cuda::{Context, Kind};
 use portway_fifo::{Fifo, Region};
 use portway_proxy::transport::{LocalMemory, Port, Transport};
 use portway_proxy::{
-    ChannelConfig, Config, Engine, Error, Idle, PortChannel, Proxy, RunConfig, Stop, TransportError,
+    ChannelConfig, Config, Engine, Error, Idle, PortChannel, RunConfig, Stop, TransportError,
 };
 use portway_transport_ipc::{self as ipc, Ipc, WordPlace};
 
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::machine::{Pinning, pin};
+use crate::running::Running;
 
 /// See the [module](self).
 pub struct Mesh {
     /// Those of the first rank, in the order of its peers, then those of the next.
     pub ends: Vec<End>,
-    proxies: Vec<Proxy>,
+    proxies: Vec<Running>,
     transports: Vec<Ipc>,
 }
 
@@ -145,7 +146,7 @@ impl Mesh {
                 ends.push(End { rank, peer, channel, source, destination });
             }
             for (engine, _) in engines {
-                running.push(Proxy::start(engine, cores.engine(running.len()))?);
+                running.push(Running::start(engine, cores.engine(running.len()))?);
             }
         }
         Ok(Mesh { ends, proxies: running, transports })
@@ -156,7 +157,9 @@ impl Mesh {
     pub fn stop(self, measurement: &str, within: Duration) -> Result<Vec<End>, Failure> {
         let Mesh { ends, proxies, transports } = self;
         for proxy in proxies {
-            let report = proxy.stop(Stop::Drain { within });
+            let Some(report) = proxy.stop(Stop::Drain { within }) else {
+                return Err(Failure::Ended { measurement: measurement.into() });
+            };
             if !report.drained || !report.quiesced {
                 let triggers = report.stats.triggers;
                 let (measurement, report) = (measurement.into(), format!("{report:?}"));
