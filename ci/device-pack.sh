@@ -11,6 +11,14 @@
 #
 # The manifest has a line for each program: name, kind (test: a harness with tests in it; program: one that says itself
 # how it went; bench: run only when asked for), the seconds that a test of it or the program may take, its SHA-256.
+#
+# soak and collectives are those of examples/, built in a copy of that workspace against the crates of this checkout.
+# device-run.sh passes no arguments on: by name it runs collectives over loopback, and soak fails with its usage. So they
+# are run by hand, from the folder, with NVRTC in LD_LIBRARY_PATH:
+#
+#     CUDA_DEVICE_MAX_CONNECTIONS=32 ./soak run 60 1 gpu
+#     CUDA_DEVICE_MAX_CONNECTIONS=32 ./soak run 60 1 ipc 0 0
+#     ./collectives ipc 0 0
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,6 +65,22 @@ pack clique-flat_device test 300 flat_device test --no-run -p portway-clique --f
 pack clique-driver_device test 480 driver_device test --no-run -p portway-clique --features cuda --test driver_device
 pack clique-program_device test 560 program_device test --no-run -p portway-clique --features cuda --test program_device
 pack portway-bench bench 300 portway-bench build --release -p portway-bench
+
+# The crates that the examples ask the registry for are those of this checkout. A copy, so that no lock file stays behind.
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+copy=$target/device-examples
+rm -rf "$copy"
+mkdir -p "$target"
+cp -a examples "$copy"
+rm -rf "$copy/target"
+cp Cargo.lock "$copy/" # the same versions of what comes from the registry
+patches=()
+for crate in fifo proxy transport-ib transport-ipc clique; do
+    patches+=(--config "patch.crates-io.portway-$crate.path='$PWD/$crate'")
+done
+for example in soak collectives; do
+    pack "$example" bench 300 "$example" build --manifest-path "$copy/Cargo.toml" --target-dir "$target" "${patches[@]}" -p "$example"
+done
 
 cp ci/device-run.sh "$folder/device-run.sh"
 tar -C "$(dirname "$folder")" -cf "$folder.tar" "$(basename "$folder")"
