@@ -277,7 +277,7 @@ impl Member {
     /// The n-th split of one member belongs to the n-th of every other. One that somebody did not come to by the deadline
     /// is joined by nobody of this process; who comes to it later here gets the error at once, and all can come to the next.
     /// A process whose members come after those of another one have given up does not know that: it waits in the library
-    /// until its own deadline, and then its clique ends.
+    /// until its own deadline, and gets the error then.
     ///
     /// # Errors
     /// What failed first, or who did not come. The clique itself stays usable unless it has failed too.

@@ -281,7 +281,9 @@ impl Rendezvous for SharedFile {
         });
         // Whoever posts, since participant 0 may have no part in what is going on. It does not matter who comes first.
         if rounds.len() > MAX_OPEN_ROUNDS {
-            if let Some(oldest) = rounds.iter().min_by_key(|name| self.run.changed(name)) {
+            // But never the round that is posted to: others may have waited in it for long.
+            let others = rounds.iter().filter(|old| **old != name);
+            if let Some(oldest) = others.min_by_key(|old| self.run.changed(old)) {
                 self.run.remove(oldest);
             }
         }
