@@ -261,10 +261,17 @@ fn a_pass_of_both_kinds_breaks() {
     for (first, second) in [(Late::Breaks, Late::CallsOff), (Late::CallsOff, Late::Breaks)] {
         let barrier = Arc::new(Barrier::new(3));
         let threads = [(0, first), (1, second)].map(|(seat, late)| {
-            spawn(&barrier, move |barrier| {
-                let (purpose, within) = ("a test", Duration::from_millis(50));
+            let thread = spawn(&barrier, move |barrier| {
+                let (purpose, within) = ("a test", Duration::from_millis(500));
                 barrier.meet(Arrival { seat, purpose, word: Ok(()), within, late }, |_, _| Ok(7))
-            })
+            });
+            // One after the other, so that each order is there once.
+            let start = Instant::now();
+            while !lock(&barrier.state).come().contains(&seat) {
+                assert!(start.elapsed() < PATIENT, "seat {seat} has not come");
+                std::thread::yield_now();
+            }
+            thread
         });
         for thread in threads {
             let error = thread.join().unwrap().unwrap_err();

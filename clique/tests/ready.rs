@@ -501,3 +501,12 @@ fn a_heartbeat_without_a_pause_is_refused() {
         assert_eq!(error.to_string(), format!("time between heartbeats: expected 1ms or more, seen {seen}"));
     }
 }
+
+/// A call may be given all the time that there is.
+#[test]
+fn a_call_without_an_end_comes_up() {
+    let job = Job::new(&[1]);
+    let builder = job.builder(0, 0).call_within(Duration::MAX);
+    let clique = builder.bring_up(job.processes[0].clone(), job.places[0].clone(), PATIENT);
+    clique.unwrap_or_else(|error| panic!("{error}")).close(PATIENT).unwrap();
+}
