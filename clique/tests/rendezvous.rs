@@ -104,7 +104,6 @@ fn a_failure_reaches_those_who_wait_at_once() {
     });
 }
 
-/// One lock around both would let this time out.
 /// Whoever gathers when gets the same failure: the one that came first, also when a later one is of a lower participant.
 #[test]
 fn of_several_failures_all_get_the_first() {
@@ -125,6 +124,7 @@ fn of_several_failures_all_get_the_first() {
     });
 }
 
+/// One lock around both would let this time out.
 #[test]
 fn a_post_does_not_stand_behind_a_gather_of_the_same_participant() {
     each_kind(|kind| {

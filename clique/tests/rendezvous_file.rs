@@ -5,11 +5,12 @@ mod meeting;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use meeting::{PATIENCE, file, fresh_folder, ok, round};
 use portway_clique::CliqueError;
-use portway_clique::rendezvous::{JobToken, Rendezvous, Round, SharedFile, SharedFileConfig};
+use portway_clique::rendezvous::{Gathered, JobToken, Post, Rendezvous, Round, SharedFile, SharedFileConfig};
 
 fn pair(directory: &Path) -> (SharedFile, SharedFile) {
     std::thread::scope(|scope| {
@@ -42,10 +43,15 @@ fn run(directory: &Path) -> PathBuf {
     the_folder(&job(directory), "run-")
 }
 
+/// The folders of the rounds.
+fn rounds(directory: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir(run(directory).join("rounds")).unwrap();
+    all.map(|entry| entry.unwrap().path()).collect()
+}
+
 /// The folder of the only round.
 fn round_folder(directory: &Path) -> PathBuf {
-    let all = fs::read_dir(run(directory)).unwrap().map(|entry| entry.unwrap().path());
-    let mut folders: Vec<PathBuf> = all.filter(|path| path.is_dir()).collect();
+    let mut folders = rounds(directory);
     assert_eq!(folders.len(), 1, "{folders:?}");
     folders.remove(0)
 }
@@ -63,8 +69,7 @@ fn nothing_is_left_behind() {
                     member.gather(&round(attempt, phase), PATIENCE).unwrap().0.iter().all(Option::is_some)
                 );
             }
-            let left = fs::read_dir(run(&directory)).unwrap().count();
-            assert_eq!(left, 2, "two have joined, and no round is kept");
+            assert_eq!(rounds(&directory), [] as [PathBuf; 0], "no round is kept");
         }
     }
     leave(first, second);
@@ -72,34 +77,176 @@ fn nothing_is_left_behind() {
     fs::remove_dir(&directory).unwrap();
 }
 
-/// What another post in the round's folder does to a gather: its error, which has to name the file.
+/// How many rounds are kept.
+const LIMIT: usize = 1024;
+/// How many more there may be before some are given up.
+const TOO_MANY: usize = 128;
+
+fn named(name: &str, number: usize) -> Round {
+    Round { clique: format!("{name} {number}"), attempt: 0, phase: "a" }
+}
+
 /// In a clique of some of the participants nobody else posts, or gathers, and participant 0 may be idle.
 #[test]
 fn rounds_that_some_participants_leave_behind_have_a_limit() {
-    const LIMIT: usize = 1024;
     let directory = fresh_folder();
     let start = |participant| SharedFile::start(file(participant, 3, &directory)).unwrap();
     let [first, second, third] = std::thread::scope(|scope| {
         [0, 1, 2].map(|participant| scope.spawn(move || start(participant))).map(|one| one.join().unwrap())
     });
-    for number in 0..LIMIT + 60 {
-        let round = Round { clique: format!("child {number}"), attempt: 0, phase: "a" };
+    let mut most = 0;
+    for number in 0..LIMIT + 3 * TOO_MANY {
+        let round = named("child", number);
         second.post(&round, ok("here")).unwrap();
-        // The last ones are whole.
         if number >= LIMIT {
+            most = most.max(rounds(&directory).len());
+            // The last ones are whole.
             third.post(&round, ok("here")).unwrap();
             let said = third.gather(&round, Duration::ZERO).unwrap();
             assert!(said.0[0].is_none() && said.0[1].is_some());
         }
     }
-    let all = fs::read_dir(run(&directory)).unwrap().map(|entry| entry.unwrap().path());
-    let rounds = all.filter(|path| path.is_dir()).count();
-    assert!(rounds <= LIMIT + 2, "{rounds} rounds are left");
+    let left = rounds(&directory).len();
+    assert!((LIMIT..=LIMIT + TOO_MANY).contains(&left), "{left} rounds are left");
+    assert_eq!(
+        most,
+        LIMIT + TOO_MANY,
+        "they go many at a time, so that few posts have to look for the oldest"
+    );
     third.close(PATIENCE).unwrap();
     leave(first, second);
     let _ = fs::remove_dir_all(&directory);
 }
 
+/// A round that was not posted to for long is not given up while somebody waits in it; the control is one that nobody waits
+/// in, which is, and using that is an error at once.
+#[test]
+fn who_waits_in_a_round_uses_it() {
+    let directory = fresh_folder();
+    let (first, second) = pair(&directory);
+    let changed = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let (waiting, idle) = (named("waiting", 0), named("idle", 0));
+    first.post(&waiting, ok("0")).unwrap();
+    let path = round_folder(&directory);
+    first.post(&idle, ok("0")).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| first.gather(&waiting, PATIENCE).unwrap());
+        for number in 0..LIMIT {
+            second.post(&named("abandoned", number), ok("1")).unwrap();
+        }
+        // All of them are younger than the two, until it is seen again that somebody waits.
+        let (began, before) = (Instant::now(), changed(&path));
+        while changed(&path) == before {
+            assert!(
+                began.elapsed() < PATIENCE / 4,
+                "no sign of the one who waits after {:?}",
+                began.elapsed()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for number in LIMIT..LIMIT + 2 * TOO_MANY {
+            second.post(&named("abandoned", number), ok("1")).unwrap();
+        }
+        assert!(path.is_dir());
+        second.post(&waiting, ok("1")).unwrap();
+        assert_eq!(waits.join().unwrap().0, [Some(ok("0")), Some(ok("1"))]);
+    });
+    let began = Instant::now();
+    let error = first.gather(&idle, PATIENCE).unwrap_err();
+    assert!(matches!(error, CliqueError::Config { .. }), "{error}");
+    assert!(
+        error.to_string().contains("clique \"idle 0\"") && error.to_string().contains("given up"),
+        "{error}"
+    );
+    assert_eq!(first.look(&idle).unwrap_err().to_string(), error.to_string());
+    assert!(began.elapsed() < PATIENCE / 4);
+    leave(first, second);
+    let _ = fs::remove_dir_all(&directory);
+}
+
+/// All fail at the same moment, and whoever gathers when gets the same failure.
+#[test]
+fn of_many_who_fail_at_once_one_is_first() {
+    const COUNT: u32 = 12;
+    let directory = fresh_folder();
+    let start = |participant| SharedFile::start(file(participant, COUNT, &directory)).unwrap();
+    let all: Vec<SharedFile> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..COUNT).map(|participant| scope.spawn(move || start(participant))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let together = Barrier::new(COUNT as usize);
+    let mut firsts = std::collections::BTreeSet::new();
+    for number in 0..50 {
+        let round = named("failing", number);
+        let heard: Vec<Gathered> = std::thread::scope(|scope| {
+            let heard: Vec<_> = all
+                .iter()
+                .map(|one| {
+                    let (round, together) = (&round, &together);
+                    scope.spawn(move || {
+                        together.wait();
+                        one.post(round, Post::Failed(one.participant().to_le_bytes().to_vec())).unwrap();
+                        one.gather(round, PATIENCE).unwrap()
+                    })
+                })
+                .collect();
+            heard.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        for said in &heard {
+            assert_eq!(said, &heard[0], "round {number}");
+            assert_eq!(said.0.iter().flatten().count(), 1);
+        }
+        firsts.insert(heard[0].0.iter().position(Option::is_some));
+    }
+    // The control: they did race. That of the lowest participant is not what decides.
+    assert!(firsts.len() > 1, "the same one was first each time: {firsts:?}");
+    assert_eq!(rounds(&directory), [] as [PathBuf; 0]);
+    let mut all = all.into_iter();
+    let first = all.next().unwrap();
+    drop(all);
+    first.close(PATIENCE).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+/// A failure that cannot be put where the others look for it is an error of the post, and not lost.
+#[test]
+fn a_failure_that_cannot_be_told_is_an_error() {
+    let directory = fresh_folder();
+    let (first, second) = pair(&directory);
+    first.post(&round(0, "a"), ok("0")).unwrap();
+    let in_the_way = round_folder(&directory).join("failed");
+    fs::write(&in_the_way, b"no folder").unwrap();
+    let error = second.post(&round(0, "a"), Post::Failed(b"why".to_vec())).unwrap_err();
+    assert!(matches!(error, CliqueError::System { errno: Some(_), .. }), "{error}");
+    assert!(error.to_string().contains(in_the_way.to_str().unwrap()), "{error}");
+    // The control: with nothing in the way it is told.
+    second.post(&round(0, "b"), Post::Failed(b"why".to_vec())).unwrap();
+    assert_eq!(
+        first.gather(&round(0, "b"), PATIENCE).unwrap().0,
+        [None, Some(Post::Failed(b"why".to_vec()))]
+    );
+    leave(first, second);
+    let _ = fs::remove_dir_all(&directory);
+}
+
+/// A heartbeat is a look: before a round has ended it opens no file, and what it lists is that round and the names of others.
+#[test]
+fn a_heartbeat_reads_no_posts() {
+    let directory = fresh_folder();
+    let (first, second) = pair(&directory);
+    first.post(&round(0, "a"), ok("0")).unwrap();
+    let folder = round_folder(&directory);
+    fs::write(folder.join("post.0"), b"not a post").unwrap();
+    assert_eq!(second.look(&round(0, "a")).unwrap(), None);
+    // The controls: it is read by whoever gathers, and by a look when the round has ended.
+    assert!(matches!(second.gather(&round(0, "a"), PATIENCE), Err(CliqueError::Foreign { .. })));
+    second.post(&round(0, "a"), ok("1")).unwrap();
+    assert!(matches!(second.look(&round(0, "a")), Err(CliqueError::Foreign { .. })));
+    leave(first, second);
+    let _ = fs::remove_dir_all(&directory);
+}
+
+/// What another post in the round's folder does to a gather: its error, which has to name the file.
 fn hostile(put: impl Fn(&Path)) -> String {
     let directory = fresh_folder();
     let (first, second) = pair(&directory);

@@ -241,18 +241,25 @@ impl Board {
             self.open.iter().find(|(other, _)| other.clique == key.clique && other.attempt > key.attempt);
         let later = later.map(|(other, open)| End::Superseded { by: open.first, attempt: other.attempt });
         let end = self.over.iter().rev().find(|(old, _)| old == key).map(|(_, end)| *end).or(later);
-        let seen = match end {
+        Err(match end {
             None => return Ok(()),
-            Some(End::Gathered) => "everybody has posted and gathered it already".to_owned(),
-            Some(End::GivenUp) => format!("it was given up: {MAX_OPEN_ROUNDS} others were used since"),
-            Some(End::Superseded { by, attempt }) => format!("participant {by} has begun attempt {attempt}"),
-        };
-        Err(CliqueError::Config {
-            what: key.to_string(),
-            expected: "a round that is not over".to_owned(),
-            seen,
+            Some(End::Gathered) => over(key, "everybody has posted and gathered it already".to_owned()),
+            Some(End::GivenUp) => {
+                over(key, format!("it was given up: {MAX_OPEN_ROUNDS} others were used since"))
+            }
+            Some(End::Superseded { by, attempt }) => superseded(key, by, attempt),
         })
     }
+}
+
+/// A round of an attempt after which somebody has begun a later one.
+pub(crate) fn superseded(key: &Key, by: u32, attempt: u64) -> CliqueError {
+    over(key, format!("participant {by} has begun attempt {attempt}"))
+}
+
+/// A round that takes no more messages, and why.
+pub(crate) fn over(key: &Key, seen: String) -> CliqueError {
+    CliqueError::Config { what: key.to_string(), expected: "a round that is not over".to_owned(), seen }
 }
 
 pub(crate) fn out_of_range(participant: u32, participants: u32) -> CliqueError {

@@ -70,7 +70,8 @@ pub struct Gathered(pub Vec<Option<Post>>);
 /// does both in every round; a gather that ended with gaps may be repeated, one that ended otherwise may not. What failed
 /// attempts leave behind is freed when somebody posts in a later attempt of the same clique: who still waits in a round of
 /// an earlier one in which somebody is missing gets an error that names the one who went on. Of what is left behind all the
-/// same, the rounds that were used last are kept, 1,024 of them; using one that was given up is an error.
+/// same, the rounds that were used last are kept, 1,024 of them or a few more. Waiting in a round uses it; using one that
+/// was given up is an error.
 pub trait Rendezvous: Debug + Send + Sync {
     /// Which participant this process is, counted from 0.
     fn participant(&self) -> u32;

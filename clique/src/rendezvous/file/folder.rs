@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{AtFlags, CWD, FlockOperation, OFlags, Timespec, Timestamps, UTIME_NOW, flock, utimensat};
 use rustix::io::Errno;
 
 use crate::CliqueError;
@@ -26,7 +26,7 @@ fn foreign(path: &Path, what: &'static str, expected: impl ToString, seen: impl 
 }
 
 /// A folder of one job, whose files belong to one user.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     /// Whose files count: those of whoever this process writes as.
@@ -118,15 +118,25 @@ impl Folder {
         })
     }
 
-    /// Writes a file unless there is one: of several who do at once, each by a name of its own, one does. Where the file
-    /// system has no hard links nobody does.
-    pub(super) fn write_first(&self, name: &str, own: &str, bytes: &[u8]) -> Result<(), CliqueError> {
-        self.write(own, bytes)?;
-        let linked = fs::hard_link(self.file(own), self.file(name));
+    /// Puts a folder with one file into this one, unless one of that name is there: of several who do at once, one does,
+    /// and all see it whole. `own` is a name that nobody else uses.
+    pub(super) fn put_first(
+        &self,
+        name: &str,
+        own: &str,
+        file: &str,
+        bytes: &[u8],
+    ) -> Result<(), CliqueError> {
+        let part = Folder::open(self.file(own), self.owner)?;
+        part.write(file, bytes)?;
+        // No folder takes the place of one that has something in it. Every file system can do that; not all have links.
+        let Err(error) = fs::rename(part.path(), self.file(name)) else { return Ok(()) };
         self.remove(own);
-        match linked {
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(at("writing", &self.file(name), error)),
-            _ => Ok(()),
+        match error.kind() {
+            ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty => Ok(()),
+            // A network file system may ask twice, if the first answer was lost, and the second time there is nothing left.
+            ErrorKind::NotFound if self.has(name) => Ok(()),
+            _ => Err(at("writing", &self.file(name), error)),
         }
     }
 
@@ -153,6 +163,14 @@ impl Folder {
     /// When a file or folder was last changed; a folder is when something is put into it.
     pub(super) fn changed(&self, name: &str) -> Option<SystemTime> {
         fs::symlink_metadata(self.file(name)).and_then(|data| data.modified()).ok()
+    }
+
+    /// Makes a file or folder, if it is there, one that was changed just now. Where a file system cannot do that nothing is
+    /// lost but that.
+    pub(super) fn touch(&self, name: &str) {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        let _ = utimensat(CWD, self.file(name), &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 
     /// Removes a file or folder that may be gone already. What cannot be removed stays: nothing depends on it.

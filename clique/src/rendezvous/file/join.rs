@@ -78,7 +78,9 @@ impl SharedFile {
             0 => begin_run(&job, &seat, &hello, time)?,
             _ => (join_run(&job, &hello, time)?, Vec::new()),
         };
-        Ok(SharedFile { member, job, run, seat: Some(seat), memory: Mutex::new(Memory::default()), names })
+        let rounds = Folder::open(run.file("rounds"), run.owner())?;
+        let memory = Mutex::new(Memory::default());
+        Ok(SharedFile { member, job, run, rounds, seat: Some(seat), memory, names })
     }
 }
 

@@ -6,8 +6,9 @@
 //!     hello.<p>, welcome.<p>          how a process learns which run it is part of
 //!     run-<number>/                   what only this run uses
 //!         joined.<p>, left.<p>
-//!         <clique>-<attempt>-<phase>/ a round: post.<p>, failed for the first failure, and seen.<p> once p has
-//!                                     gathered it
+//!         rounds/<clique>-<attempt>-<phase>/
+//!             post.<p>, seen.<p>      what p has said, and that it has gathered what all have
+//!             failed/post.<p>         the first failure, once more
 //! ```
 //!
 //! Files of an earlier run cannot be mistaken for this one's: the run has a random number, participant 0 tells it only
@@ -16,15 +17,16 @@
 mod folder;
 mod join;
 mod memory;
+mod round;
 
 use core::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::CliqueError;
-use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS, out_of_range};
-use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, MAX_REQUEST_BYTES, Wrong};
-use crate::rendezvous::{Gathered, Membership, Post, Rendezvous, Round, check_message, end_of, has_ended};
+use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS, over, superseded};
+use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, MAX_REQUEST_BYTES};
+use crate::rendezvous::{Gathered, Membership, Post, Rendezvous, Round, check_message, end_of};
 
 use folder::{Folder, Lock};
 pub use join::SharedFileConfig;
@@ -32,9 +34,8 @@ use memory::Memory;
 
 /// The first and the longest pause between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(10));
-/// The file of a round's first failure: who it is of, and its post.
-const FAILED: &str = "failed";
-const PARTICIPANT_BYTES: usize = 4;
+/// How many rounds too many there are before some are given up, so that not each post has to ask how old they are.
+const TOO_MANY: usize = 128;
 /// How long dropping participant 0 waits for the others to have left before it removes the run's files.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -43,6 +44,7 @@ pub struct SharedFile {
     member: Membership,
     job: Folder,
     run: Folder,
+    rounds: Folder,
     /// Held while this participant lives; its file is removed when it leaves.
     seat: Option<Lock>,
     memory: Mutex<Memory>,
@@ -81,22 +83,6 @@ fn attempt_of(name: &str, clique: &str) -> Option<u64> {
     u64::from_str_radix(rest.get(..16)?, 16).ok()
 }
 
-/// The post of a participant, as some file of a round has it.
-fn decode_post(
-    key: &Key,
-    bytes: &[u8],
-    participant: u32,
-    round: &Folder,
-    file: &str,
-) -> Result<Post, CliqueError> {
-    let peer = || format!("participant {participant}, in {}", round.file(file).display());
-    match Frame::decode(bytes, MAX_REQUEST_BYTES).map_err(|wrong| wrong.from(&peer()))? {
-        Frame::Post { key: of, post } if of == *key => Ok(post),
-        Frame::Post { key: of, .. } => Err(Wrong::new("round", key, of).from(&peer())),
-        other => Err(Wrong::new("frame", "a post", other.kind()).from(&peer())),
-    }
-}
-
 /// The participant whose file of a kind this is.
 fn participant_of(name: &str, kind: &str) -> Option<u32> {
     name.strip_prefix(kind)?.strip_prefix('.')?.parse().ok()
@@ -119,72 +105,72 @@ impl SharedFile {
         })
     }
 
-    /// An error if somebody has begun a later attempt.
-    fn check_attempt(&self, key: &Key) -> Result<(), CliqueError> {
+    /// An error if somebody has begun a later attempt, as the names of the rounds say.
+    fn check_attempt(&self, key: &Key, rounds: &[String]) -> Result<(), CliqueError> {
         let clique = short(key.clique.as_bytes());
-        for name in self.run.names()? {
-            let Some(attempt) = attempt_of(&name, &clique).filter(|attempt| *attempt > key.attempt) else {
+        for name in rounds {
+            let Some(attempt) = attempt_of(name, &clique).filter(|attempt| *attempt > key.attempt) else {
                 continue;
             };
-            let Some(round) = Folder::existing(self.run.file(&name), self.run.owner())? else { continue };
+            let Some(round) = Folder::existing(self.rounds.file(name), self.rounds.owner())? else {
+                continue;
+            };
             let posts = round.names()?;
             if let Some(by) = posts.iter().filter_map(|name| participant_of(name, "post")).min() {
-                return Err(CliqueError::Config {
-                    what: key.to_string(),
-                    expected: "a round that is not over".to_owned(),
-                    seen: format!("participant {by} has begun attempt {attempt}"),
-                });
+                return Err(superseded(key, by, attempt));
             }
         }
         Ok(())
     }
 
-    /// Reads the posts of a round that have come since the last look.
-    fn read_posts(&self, key: &Key, round: &Folder, said: &mut [Option<Post>]) -> Result<(), CliqueError> {
-        for name in round.names()? {
-            let Some(participant) = participant_of(&name, "post") else { continue };
-            let Some(place @ None) = said.get_mut(participant as usize) else { continue };
-            let Some(bytes) = round.read(&name, HEADER_BYTES + MAX_REQUEST_BYTES)? else { continue };
-            *place = Some(decode_post(key, &bytes, participant, round, &name)?);
-        }
-        self.keep_the_first_failure(key, round, said)
-    }
-
-    /// Of several failures one stays, the same for everybody: that of the file `failed`, which is made once, and before
-    /// the post that it repeats. Where a file system cannot make it, that of the lowest participant.
-    fn keep_the_first_failure(
+    /// What was said in a round by now, and the round's folder if it has ended; see [`round::read`].
+    fn look_into(
         &self,
         key: &Key,
-        round: &Folder,
         said: &mut [Option<Post>],
-    ) -> Result<(), CliqueError> {
-        let first = match round.read(FAILED, PARTICIPANT_BYTES + HEADER_BYTES + MAX_REQUEST_BYTES)? {
-            Some(bytes) => {
-                let (who, bytes) = bytes.split_at_checked(PARTICIPANT_BYTES).unwrap_or_default();
-                let who = who.try_into().map_or(u32::MAX, u32::from_le_bytes);
-                let post = decode_post(key, bytes, who, round, FAILED)?;
-                let place = said.get_mut(who as usize);
-                *place.ok_or_else(|| out_of_range(who, self.member.participants))? = Some(post);
-                Some(who as usize)
-            }
-            None => said.iter().position(|said| matches!(said, Some(Post::Failed(_)))),
-        };
-        for (participant, place) in said.iter_mut().enumerate() {
-            if Some(participant) != first && matches!(place, Some(Post::Failed(_))) {
-                *place = None;
+        only_at_the_end: bool,
+    ) -> Result<Option<Folder>, CliqueError> {
+        let (name, own) = (round_name(key), self.member.participant);
+        if self.memory().is_to_touch(key) {
+            self.rounds.touch(&name);
+        }
+        let has_posted = self.memory().has_posted(key);
+        // Looked at first: what is complete by then counts, even if somebody has gone on to the next attempt since.
+        let still = self.check_run().and_then(|()| self.check_attempt(key, &self.rounds.names()?));
+        // Only a post makes the folder.
+        let folder = Folder::existing(self.rounds.file(&name), self.rounds.owner())?;
+        if let Some(folder) = &folder {
+            if round::read(folder, key, said, only_at_the_end)? {
+                return Ok(Some(folder.clone()));
             }
         }
-        Ok(())
+        still?;
+        if !has_posted || folder.is_some_and(|folder| folder.has(&format!("post.{own}"))) {
+            return Ok(None);
+        }
+        self.memory().may_gather(own, key)?;
+        Err(over(key, "its files are gone: it was given up, or ended by a later attempt".to_owned()))
     }
 
-    /// What was said in a round by now, and the round's folder if it has ended.
-    fn look_into(&self, key: &Key, said: &mut [Option<Post>]) -> Result<Option<Folder>, CliqueError> {
-        // Only a post makes the folder.
-        let Some(folder) = Folder::existing(self.run.file(&round_name(key)), self.run.owner())? else {
-            return Ok(None);
-        };
-        self.read_posts(key, &folder, said)?;
-        Ok(has_ended(said).then_some(folder))
+    /// Removes the rounds that are two attempts old, and those that were used longest ago if there are too many. Whoever
+    /// posts does, since participant 0 may have no part in what is going on; it does not matter who comes first.
+    fn trim(&self, key: &Key, mut rounds: Vec<String>) {
+        let (name, clique) = (round_name(key), short(key.clique.as_bytes()));
+        rounds.retain(|old| {
+            let attempt = attempt_of(old, &clique);
+            let is_old = attempt.is_some_and(|attempt| key.attempt.saturating_sub(attempt) >= 2);
+            if is_old {
+                self.rounds.remove(old);
+            }
+            !is_old
+        });
+        if rounds.len() < MAX_OPEN_ROUNDS + TOO_MANY {
+            return;
+        }
+        // But never the round that is posted to.
+        rounds.retain(|old| *old != name);
+        rounds.sort_by_cached_key(|old| self.rounds.changed(old));
+        rounds.iter().take(TOO_MANY).for_each(|old| self.rounds.remove(old));
     }
 
     /// This participant needs the round no more. Whoever sees that nobody does removes it.
@@ -200,7 +186,7 @@ impl SharedFile {
             count >= self.member.participants as usize
         };
         if all("seen") && all("post") {
-            self.run.remove(name);
+            self.rounds.remove(name);
         }
         Ok(())
     }
@@ -266,54 +252,29 @@ impl Rendezvous for SharedFile {
         check_message(round, &post)?;
         let key = Key::from(round);
         self.check_run()?;
-        self.check_attempt(&key)?;
+        let rounds = self.rounds.names()?;
+        self.check_attempt(&key, &rounds)?;
         self.memory().post(self.member.participant, &key)?;
-        let name = round_name(&key);
-        let clique = short(key.clique.as_bytes());
-        let mut rounds = self.run.names()?;
-        rounds.retain(|old| {
-            let is_old =
-                attempt_of(old, &clique).is_some_and(|attempt| key.attempt.saturating_sub(attempt) >= 2);
-            if is_old {
-                self.run.remove(old);
-            }
-            !is_old && !old.starts_with("joined.") && !old.starts_with("left.")
-        });
-        // Whoever posts, since participant 0 may have no part in what is going on. It does not matter who comes first.
-        if rounds.len() > MAX_OPEN_ROUNDS {
-            // But never the round that is posted to: others may have waited in it for long.
-            let others = rounds.iter().filter(|old| **old != name);
-            if let Some(oldest) = others.min_by_key(|old| self.run.changed(old)) {
-                self.run.remove(oldest);
-            }
-        }
-        let folder = Folder::open(self.run.file(&name), self.run.owner())?;
-        let (own, failing) = (self.member.participant, matches!(post, Post::Failed(_)));
-        let bytes = Frame::Post { key, post }.encode();
-        if failing {
-            let first = [own.to_le_bytes().as_slice(), &bytes].concat();
-            folder.write_first(FAILED, &format!("{FAILED}.{own}"), &first)?;
-        }
-        folder.write(&format!("post.{own}"), &bytes)
+        self.trim(&key, rounds);
+        let folder = Folder::open(self.rounds.file(&round_name(&key)), self.rounds.owner())?;
+        round::write(&folder, self.member.participant, &key, post)?;
+        self.memory().posted(&key);
+        Ok(())
     }
 
     fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
         let key = Key::from(round);
         let end = end_of(within);
-        let name = round_name(&key);
         self.memory().may_gather(self.member.participant, &key)?;
         let mut said = vec![None; self.member.participants as usize];
         let mut pause = Pause::new();
         loop {
             let over = Instant::now() >= end;
-            // Looked at first: what is complete by then counts, even if somebody has gone on to the next attempt since.
-            let still = self.check_run().and_then(|()| self.check_attempt(&key));
-            if let Some(folder) = self.look_into(&key, &mut said)? {
+            if let Some(folder) = self.look_into(&key, &mut said, false)? {
                 self.memory().gathered(self.member.participant, &key)?;
-                self.seen(&folder, &name)?;
+                self.seen(&folder, &round_name(&key))?;
                 return Ok(Gathered(said));
             }
-            still?;
             if over {
                 return Ok(Gathered(said));
             }
@@ -322,13 +283,9 @@ impl Rendezvous for SharedFile {
     }
 
     fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
-        let key = Key::from(round);
         let mut said = vec![None; self.member.participants as usize];
-        let still = self.check_run().and_then(|()| self.check_attempt(&key));
-        if self.look_into(&key, &mut said)?.is_some() {
-            return Ok(Some(Gathered(said)));
-        }
-        still.map(|()| None)
+        let ended = self.look_into(&Key::from(round), &mut said, true)?;
+        Ok(ended.map(|_| Gathered(said)))
     }
 
     fn whereabouts(&self, participant: u32) -> Option<String> {
