@@ -241,7 +241,8 @@ impl Member {
                 *passes += 1;
                 *passes
             };
-            team.meet_others(&format!("barrier{number}"), word, until).map(|()| Word::Go)
+            team.meet_others(&team.life.rounds.keyed(&format!("barrier{number}")), word, until)?;
+            Ok(Word::Go)
         };
         team.arrive(self.seat, "a barrier", Ok(()), Late::Breaks, lead).map(drop)
     }
@@ -275,26 +276,25 @@ impl Member {
     /// child runs first what was declared for its parent, as far as its ranks are in it.
     ///
     /// The n-th split of one member belongs to the n-th of every other. One that somebody did not come to by the deadline
-    /// is joined by nobody of this process; who comes to it later here gets the error at once, and all can come to the next.
-    /// A process whose members come after those of another one have given up does not know that: it waits in the library
-    /// until its own deadline, and gets the error then.
+    /// is joined by nobody; who comes to it later learns at once who has stopped waiting, as soon as all others have come as
+    /// well, and all can come to the next. The library is called once everybody has said that it goes on.
     ///
     /// # Errors
-    /// What failed first, or who did not come. The clique itself stays usable unless it has failed too.
+    /// What failed first, or who did not come. The clique itself stays usable unless it has failed too. So it does if the
+    /// time is over just when some go on to the library: nobody knows then who has.
     pub fn split(&mut self, color: Option<u32>, key: i32) -> Result<Option<Member>, CliqueError> {
         self.team.life.check()?;
         if let Some(wish) = lock(&self.team.wishes).get_mut(self.seat as usize) {
             *wish = Some((color, key));
         }
         self.splits += 1;
-        let number = self.splits;
-        let lead = |word, deadline| split::split(&self.team, number, word, deadline);
-        let word = self.team.arrive(self.seat, &format!("split {number}"), Ok(()), Late::CallsOff, lead)?;
+        let word = split::split(&self.team, self.seat, self.splits)?;
         Ok(self.child(word))
     }
 
-    /// Makes a child without some ranks. Every member that stays calls it, and, in processes where some rank stays, the
-    /// others as well, which get `None`.
+    /// Makes a child without some ranks, the same for all who call it. Every member that stays calls it, and, in processes
+    /// where some rank stays, the others as well, which get `None`. The n-th shrinks of all members belong together, as
+    /// splits do.
     ///
     /// # Errors
     /// As [`split`](Self::split); [`BackendError::NotInLibrary`] from a library that cannot.
@@ -312,10 +312,7 @@ impl Member {
             });
         }
         self.shrinks += 1;
-        let number = self.shrinks;
-        let purpose = format!("shrink {number}, without {excluded:?}");
-        let lead = |word, deadline| split::shrink(&self.team, number, &excluded, word, deadline);
-        let word = self.team.arrive(self.seat, &purpose, Ok(()), Late::CallsOff, lead)?;
+        let word = split::shrink(&self.team, self.seat, self.shrinks, &excluded)?;
         Ok(self.child(word))
     }
 
@@ -396,13 +393,12 @@ impl Member {
             return Err(CliqueError::Undeclared { operation: one });
         }
         let purpose = format!("the first {class:?} {one}");
-        let lead = |word, until| {
-            team.meet_others(&format!("before {one} {class:?}"), word, until).map(|()| Word::Go)
-        };
+        let rounds = |when: &str| team.life.rounds.keyed(&format!("{when} {one} {class:?}"));
+        let lead = |word, until| team.meet_others(&rounds("before"), word, until).map(|()| Word::Go);
         team.arrive(self.seat, &purpose, Ok(()), Late::Breaks, lead)?;
         let word = self.enqueue(buffers, call, operation);
         let lead = |word, until| {
-            team.meet_others(&format!("after {one} {class:?}"), word, until)?;
+            team.meet_others(&rounds("after"), word, until)?;
             team.meet(one, class);
             Ok(Word::Go)
         };

@@ -1,15 +1,20 @@
 //! Children of a ready clique: a split, or a shrink. Every member joins, or none.
+//!
+//! What the participants say to each other, in rounds of its own: what their members want; that all go on, after which
+//! nobody is in the library alone; that the children are up; that what was declared has run.
 
+use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use crate::CliqueError;
 use crate::backend::{LocalRank, RawComm, SplitCall, Status};
+use crate::barrier::Late;
 use crate::failure::Fault;
 use crate::group::{self, Plan, Up};
 use crate::joint::{Joint, Part};
-use crate::life::{ABORTED_BY, Life};
+use crate::life::{ABORTED_BY, Life, told_by};
 use crate::message::{Note, SplitMessage};
 use crate::owner::{Desk, spawn};
 use crate::rendezvous::Post;
@@ -49,97 +54,107 @@ struct Draft {
 /// The call that makes the children: of each local seat that has one, its communicator.
 type Make = Box<dyn FnOnce(&Desk) -> Result<(Status, Vec<(usize, RawComm)>), Fault> + Send>;
 
-/// Splits, for all local members, with what each of them wishes.
-pub(crate) fn split(
-    team: &Team,
-    number: u32,
-    word: Result<(), CliqueError>,
-    deadline: Deadline,
-) -> Result<Word, CliqueError> {
+/// The round in which all say what their members want.
+const WISHES: &str = "wishes";
+
+/// Brings a local seat, whose wish is with the team, to a split.
+pub(crate) fn split(team: &Team, seat: u32, number: u32) -> Result<Word, CliqueError> {
     let rounds = rounds(team, &format!("split{number}"), None);
-    let wishes: Vec<Wish> =
-        lock(&team.wishes).iter_mut().map(|wish| wish.take().unwrap_or((None, 0))).collect();
-    let said =
-        team.locals.iter().zip(&wishes).map(|(local, (color, key))| (local.rank, *color, *key)).collect();
-    let said = word.and_then(|()| SplitMessage(said).encode());
-    let (post, word) = match said {
-        Ok(message) => (Post::Ok(message), Ok(())),
-        Err(error) => (Post::Failed(note_of(&error, Phase::Ready, &team.life.process).encode()), Err(error)),
-    };
-    let heard = rounds.exchange("wishes", post, deadline, || team.life.check());
-    word?;
-    let process = &team.life.process;
-    let messages = heard.map_err(|short| match short {
-        Short::Failed(note) => failed(team, note),
-        Short::Silent(who) => failed(team, Fault::new(None, who).note(Phase::Ready, process)),
-        Short::Error(error) => failed(team, note_of(&error, Phase::Ready, process)),
-    })?;
-    let all = wishes_of_all(team, &rounds, &messages)?;
-    let mut colors: BTreeMap<u32, Vec<(i32, u32)>> = BTreeMap::new();
-    for (rank, (color, key)) in &all {
-        if let Some(color) = color {
-            colors.entry(*color).or_default().push((*key, *rank));
-        }
-    }
-    let specs = colors.into_iter().map(|(color, mut order)| {
-        order.sort_unstable();
-        let members = order.into_iter().map(|(_, rank)| rank).collect();
-        Spec { name: format!("split{number}.{color}"), members }
-    });
-    let comms = team.comms.clone();
-    let make: Make = Box::new(move |desk| {
-        let calls: Vec<SplitCall> = comms
-            .iter()
-            .zip(&wishes)
-            .map(|(parent, (color, key))| SplitCall { parent: *parent, color: *color, key: *key })
-            .collect();
-        let mut children = vec![RawComm::NULL; calls.len()];
-        let made = &mut children;
-        let status = desk.call(None, "split", |backend| {
-            // SAFETY: the parents are this group's, of this library, and nobody has taken them while `call` runs this;
-            // none is in progress, since all local members stand at the barrier. There are as many places as calls.
-            unsafe { backend.split(&calls, made) }
+    arrive(team, seat, &format!("split {number}"), &rounds, |word, deadline| {
+        let wishes: Vec<Wish> =
+            lock(&team.wishes).iter_mut().map(|wish| wish.take().unwrap_or((None, 0))).collect();
+        let said =
+            team.locals.iter().zip(&wishes).map(|(local, (color, key))| (local.rank, *color, *key)).collect();
+        let said = word.and_then(|()| SplitMessage(said).encode());
+        let drafts = agree(team, &rounds, said, deadline, |messages| {
+            let mut colors: BTreeMap<u32, Vec<(i32, u32)>> = BTreeMap::new();
+            for (rank, (color, key)) in wishes_of_all(team, &rounds, messages)? {
+                if let Some(color) = color {
+                    colors.entry(color).or_default().push((key, rank));
+                }
+            }
+            let specs = colors.into_iter().map(|(color, mut order)| {
+                order.sort_unstable();
+                let members = order.into_iter().map(|(_, rank)| rank).collect();
+                Spec { name: format!("split{number}.{color}"), members }
+            });
+            Ok(specs.collect())
         })?;
-        Ok((status, children.into_iter().enumerate().collect()))
-    });
-    children(team, &rounds, specs.collect(), make, deadline)
+        let comms = team.comms.clone();
+        let make: Make = Box::new(move |desk| {
+            let calls: Vec<SplitCall> = comms
+                .iter()
+                .zip(&wishes)
+                .map(|(parent, (color, key))| SplitCall { parent: *parent, color: *color, key: *key })
+                .collect();
+            let mut children = vec![RawComm::NULL; calls.len()];
+            let made = &mut children;
+            let status = desk.call(None, "split", |backend| {
+                // SAFETY: the parents are this group's, of this library, and nobody has taken them while `call` runs
+                // this; none is in progress, since all local members stand at the barrier. There are as many places as
+                // calls.
+                unsafe { backend.split(&calls, made) }
+            })?;
+            Ok((status, children.into_iter().enumerate().collect()))
+        });
+        children(team, &rounds, drafts, make, deadline)
+    })
 }
 
-/// Makes a child without some ranks, for all local members.
+/// Brings a local seat to a shrink: a child without some ranks.
 pub(crate) fn shrink(
     team: &Team,
+    seat: u32,
     number: u32,
     excluded: &BTreeSet<u32>,
-    word: Result<(), CliqueError>,
-    deadline: Deadline,
 ) -> Result<Word, CliqueError> {
     let stays = |rank: &u32| !excluded.contains(rank);
     let members: Vec<u32> = (0..team.size).filter(stays).collect();
     let who: BTreeSet<u32> = members.iter().map(|rank| team.seats[*rank as usize].participant).collect();
     let rounds = rounds(team, &format!("shrink{number}"), Some(who));
-    if let Err(error) = &word {
-        // Where the others cannot be told their own deadlines end their waits.
-        let note = note_of(error, Phase::Ready, &team.life.process);
-        let _ = rounds.post("up", Post::Failed(note.encode()), deadline);
-        word?;
-    }
-    let parents =
-        team.locals.iter().zip(&team.comms).enumerate().filter(|(_, (local, _))| stays(&local.rank));
-    let parents: Vec<(usize, RawComm)> = parents.map(|(seat, (_, comm))| (seat, *comm)).collect();
-    let excluded: Vec<u32> = excluded.iter().copied().collect();
-    let make: Make = Box::new(move |desk| {
-        let comms: Vec<RawComm> = parents.iter().map(|(_, comm)| *comm).collect();
-        let mut children = vec![RawComm::NULL; comms.len()];
-        let made = &mut children;
-        let status = desk.call(None, "shrink", |backend| {
-            // SAFETY: as in `split`. Every member that is not excluded takes part, with the same ranks excluded: it is
-            // what they came to the barrier for, and what names the round.
-            unsafe { backend.shrink(&comms, &excluded, made) }
+    let purpose = format!("shrink {number}, without {excluded:?}");
+    arrive(team, seat, &purpose, &rounds, |word, deadline| {
+        let said = bits(team.size, excluded);
+        let drafts = agree(team, &rounds, word.map(|()| said.clone()), deadline, |messages| {
+            let other = messages.iter().find(|(_, other)| *other != said);
+            if let Some((participant, other)) = other {
+                let count: u32 = other.iter().map(|byte| byte.count_ones()).sum();
+                return Err(CliqueError::Foreign {
+                    peer: rounds.name(*participant),
+                    what: "set of excluded ranks",
+                    expected: format!("{excluded:?}"),
+                    seen: format!("another, of {count} ranks"),
+                });
+            }
+            Ok(vec![Spec { name: format!("shrink{number}"), members }])
         })?;
-        let status = status.map_err(|error| Fault::of(None, &error))?;
-        Ok((status, parents.iter().map(|(seat, _)| *seat).zip(children).collect()))
-    });
-    children(team, &rounds, vec![Spec { name: format!("shrink{number}"), members }], make, deadline)
+        let parents =
+            team.locals.iter().zip(&team.comms).enumerate().filter(|(_, (local, _))| stays(&local.rank));
+        let parents: Vec<(usize, RawComm)> = parents.map(|(seat, (_, comm))| (seat, *comm)).collect();
+        let excluded: Vec<u32> = excluded.iter().copied().collect();
+        let make: Make = Box::new(move |desk| {
+            let comms: Vec<RawComm> = parents.iter().map(|(_, comm)| *comm).collect();
+            let mut children = vec![RawComm::NULL; comms.len()];
+            let made = &mut children;
+            let status = desk.call(None, "shrink", |backend| {
+                // SAFETY: as in `split`. Every member that is not excluded takes part, with the same ranks excluded: the
+                // local ones came to the barrier for it, and the participants have told each other.
+                unsafe { backend.shrink(&comms, &excluded, made) }
+            })?;
+            let status = status.map_err(|error| Fault::of(None, &error))?;
+            Ok((status, parents.iter().map(|(seat, _)| *seat).zip(children).collect()))
+        });
+        children(team, &rounds, drafts, make, deadline)
+    })
+}
+
+/// A set of ranks, a bit for each, so that it fits into a message however many there are.
+fn bits(size: u32, ranks: &BTreeSet<u32>) -> Vec<u8> {
+    let mut bits = vec![0; size.div_ceil(8) as usize];
+    for rank in ranks {
+        bits[*rank as usize / 8] |= 1 << (rank % 8);
+    }
+    bits
 }
 
 /// The rounds of a split, under a name that all participants make up alike.
@@ -150,6 +165,58 @@ fn rounds(team: &Team, name: &str, who: Option<BTreeSet<u32>>) -> Rounds {
         rounds.who = if everybody { None } else { Some(who.into_iter().collect()) };
     }
     rounds
+}
+
+/// Brings a local seat to the barrier. If not all have come in time nobody of this process will, so the others are told.
+fn arrive(
+    team: &Team,
+    seat: u32,
+    purpose: &str,
+    rounds: &Rounds,
+    lead: impl FnOnce(Result<(), CliqueError>, Deadline) -> Result<Word, CliqueError>,
+) -> Result<Word, CliqueError> {
+    let left = team.arrive(seat, purpose, Ok(()), Late::CallsOff, lead);
+    if let Err(error @ CliqueError::Timeout { .. }) = &left {
+        let note = note_of(error, Phase::Ready, &team.life.process);
+        // Each of them says so, and the first counts. Where the others cannot be told their own deadlines end their waits.
+        let _ = rounds.post(WISHES, Post::Failed(note.encode()), told_by(Deadline::after(Duration::ZERO)));
+    }
+    left
+}
+
+/// Says what the local members want, hears what all want, and returns once it is sure that everybody goes on from here to
+/// the library, or nobody.
+fn agree(
+    team: &Team,
+    rounds: &Rounds,
+    said: Result<Vec<u8>, CliqueError>,
+    deadline: Deadline,
+    specs: impl FnOnce(&[(u32, Vec<u8>)]) -> Result<Vec<Spec>, CliqueError>,
+) -> Result<Vec<Draft>, CliqueError> {
+    let process = &team.life.process;
+    let (post, said) = match said {
+        Ok(message) => (Post::Ok(message), Ok(())),
+        Err(error) => (Post::Failed(note_of(&error, Phase::Ready, process).encode()), Err(error)),
+    };
+    let heard = rounds.exchange(WISHES, post, deadline, || team.life.check());
+    said?;
+    let drafts = match heard {
+        Ok(messages) => specs(&messages)
+            .and_then(|specs| specs.iter().filter_map(|spec| draft(team, spec).transpose()).collect()),
+        // All hear that.
+        Err(Short::Failed(note)) => return Err(failed(team, note)),
+        Err(Short::Silent(who)) => {
+            let this = rounds.rendezvous.participant();
+            let fault = Fault::new(None, format!("participant {this} has stopped waiting: {who}"));
+            Err(failed(team, fault.note(Phase::Ready, process)))
+        }
+        Err(Short::Error(error)) => Err(failed(team, note_of(&error, Phase::Ready, process))),
+    };
+    // What all want stays to be heard by whoever comes late. So who has left meanwhile says it here, and one that did not
+    // come here, with some in the library and some not, would be the end of the parent.
+    let goes_on = drafts.as_ref().map(drop).map_err(Clone::clone);
+    team.meet_others(rounds, goes_on, deadline)?;
+    drafts
 }
 
 fn failed(team: &Team, note: Note) -> CliqueError {
@@ -193,22 +260,10 @@ fn wishes_of_all(
 fn children(
     team: &Team,
     rounds: &Rounds,
-    specs: Vec<Spec>,
+    drafts: Vec<Draft>,
     make: Make,
     deadline: Deadline,
 ) -> Result<Word, CliqueError> {
-    let mut drafts = Vec::new();
-    for spec in specs {
-        match draft(team, &spec) {
-            Ok(draft) => drafts.extend(draft),
-            Err(error) => {
-                let note = note_of(&error, Phase::Ready, &team.life.process);
-                // Where the others cannot be told their own deadlines end their waits.
-                let _ = rounds.post("up", Post::Failed(note.encode()), deadline);
-                return Err(error);
-            }
-        }
-    }
     let result = bring_up(team, rounds, &drafts, make, deadline);
     result.map_err(|note| {
         abandon(&drafts, &note, deadline);

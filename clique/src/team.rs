@@ -12,7 +12,7 @@ use crate::group::Plan;
 use crate::life::Life;
 use crate::rendezvous::Post;
 use crate::report::Closed;
-use crate::rounds::{Short, note_of};
+use crate::rounds::{Rounds, Short, note_of};
 use crate::split::{Child, Wish};
 use crate::state::Phase;
 use crate::sync::{Deadline, Mutex, lock};
@@ -111,21 +111,21 @@ impl Team {
         })
     }
 
-    /// Meets the other participants, with the joined word of the local members.
+    /// Meets the other participants, in rounds that all of them name alike, with the joined word of the local members. All
+    /// go on from here or nobody does; where that is not sure the clique fails.
     ///
     /// # Errors
     /// The local word; what another participant said; who did not come.
     pub(crate) fn meet_others(
         &self,
-        key: &str,
+        rounds: &Rounds,
         word: Result<(), CliqueError>,
         until: Deadline,
     ) -> Result<(), CliqueError> {
         let life = &self.life;
-        if life.rounds.rendezvous.participants() == 1 {
+        if rounds.rendezvous.participants() == 1 {
             return word;
         }
-        let rounds = life.rounds.keyed(key);
         let post = match &word {
             Ok(()) => Post::Ok(Vec::new()),
             Err(error) => Post::Failed(note_of(error, Phase::Ready, &life.process).encode()),

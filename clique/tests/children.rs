@@ -180,6 +180,83 @@ fn a_split_that_a_member_does_not_come_to_leaves_its_parent() {
     close(cliques);
 }
 
+/// How a member asks for a child of all ranks.
+type Ask = fn(&mut Member) -> Result<Option<Member>, CliqueError>;
+
+const ASKS: [(&str, Ask); 2] =
+    [("split", |member| member.split(Some(0), 0)), ("shrink", |member| member.shrink(&[]))];
+
+/// Rank 0 comes, waits for nothing, and leaves. Whoever comes later hears who has left, at once, and does not enter the
+/// library alone; the parent goes on, with a child of all as well.
+fn late_for(what: &str, ask: Ask, ranks: &[u32], missed: &str) {
+    let context = format!("{what} of {ranks:?}");
+    let job = Job::new(ranks);
+    let mut cliques = up_with_limit(&job);
+    let mut late = all_members(&mut cliques);
+    let mut first = late.remove(0);
+    let start = Instant::now();
+    let error = ask(&mut first).map(drop).unwrap_err().to_string();
+    assert!(error.contains(missed), "{context}: {error}");
+    assert!(start.elapsed() >= CALL_WITHIN, "{context}: it has waited");
+    let mut members = each(PATIENT, late, move |_, mut member| {
+        let start = Instant::now();
+        let error = ask(&mut member).map(drop).unwrap_err();
+        (member, error.to_string(), start.elapsed())
+    });
+    for (member, error, took) in &members {
+        assert!(error.contains(missed), "{context}: rank {}: {error}", member.rank());
+        assert!(*took < CALL_WITHIN / 2, "{context}: rank {} has waited {took:?}: {error}", member.rank());
+    }
+    let mut all = vec![first];
+    all.extend(members.drain(..).map(|(member, ..)| member));
+    let size = job.size();
+    let children = each(PATIENT, all, move |_, mut member| {
+        member.barrier().unwrap();
+        let child = ask(&mut member).unwrap().unwrap();
+        assert_eq!(child.size(), size);
+        (child, member)
+    });
+    drop(children);
+    close(cliques);
+    assert_eq!(job.fabric.live(), Live::default(), "{context}");
+}
+
+#[test]
+fn whoever_comes_late_hears_that_another_participant_has_left() {
+    for (what, ask) in ASKS {
+        for ranks in [&[1, 1][..], &[1, 2, 1]] {
+            late_for(what, ask, ranks, "participant 0 has stopped waiting");
+        }
+    }
+}
+
+/// The time is over for those of one process, where not all have come; the others hear of it, too.
+#[test]
+fn whoever_comes_late_hears_that_not_all_members_of_another_participant_came() {
+    for (what, ask) in ASKS {
+        late_for(what, ask, &[2, 1], "for the local seats below 2, seen [0]");
+    }
+}
+
+/// Participants that do not exclude the same ranks are told, before the library is called.
+#[test]
+fn a_shrink_without_other_ranks_is_joined_by_none() {
+    let job = Job::new(&[1, 1, 2]);
+    let mut cliques = job.up(0);
+    let start = Instant::now();
+    let members = each(PATIENT, all_members(&mut cliques), |_, mut member| {
+        let excluded = if member.rank() < 2 { 2 } else { 3 };
+        let error = member.shrink(&[excluded]).map(drop).unwrap_err();
+        assert!(error.to_string().contains("sent a wrong set of excluded ranks"), "{error}");
+        member
+    });
+    assert!(start.elapsed() < PATIENT / 4, "{:?}", start.elapsed());
+    let children = each(PATIENT, members, |_, mut member| (member.shrink(&[2]).unwrap(), member));
+    assert_eq!(children.iter().filter(|(child, _)| child.is_some()).count(), 3);
+    drop(children);
+    close(cliques);
+}
+
 #[test]
 fn revoke_and_shrink_where_the_library_can() {
     let job = Job::new(&[2, 1, 1]);
