@@ -8,7 +8,7 @@ use crate::CliqueError;
 use crate::backend::{
     Backend, BackendError, DataType, Enqueue, Operation, RawComm, RawStream, ReduceOp, Status, Workspace,
 };
-use crate::barrier::Late;
+use crate::barrier::{Arrival, Late};
 use crate::closing::Meeting;
 use crate::report::Closed;
 use crate::split;
@@ -324,11 +324,14 @@ impl Member {
     pub fn close(self, within: Duration) -> Result<Closed, CliqueError> {
         let life = &self.team.life;
         life.check()?;
-        let lead = |word: Result<(), CliqueError>| {
+        let lead = |word: Result<(), CliqueError>, until: Deadline| {
             word?;
-            self.team.close(within, Meeting::AtTheBarrier).map(Word::Closed)
+            // Those who came first wait no longer than twice `within`, for the last to come and for what it does.
+            self.team.close(within.min(until.left()), Meeting::AtTheBarrier).map(Word::Closed)
         };
-        match life.barrier.arrive(self.seat, "closing", Ok(()), within.saturating_mul(2), lead)? {
+        let (seat, purpose, twice) = (self.seat, "closing", within.saturating_mul(2));
+        let arrival = Arrival { seat, purpose, word: Ok(()), within: twice, late: Late::Breaks };
+        match life.barrier.meet(arrival, lead)? {
             Word::Closed(closed) => Ok(closed),
             Word::Go | Word::Children(_) => Err(life.ended()),
         }

@@ -327,3 +327,29 @@ fn the_ends_of_a_child_of_some_participants_are_heard_of() {
     assert!(!both.remove(0).close(Duration::from_millis(300)).unwrap().everybody);
     drop((both, kept));
 }
+
+/// The last local member to close comes late, and another participant does not close at all: those who came first still
+/// learn that everything here is destroyed, in the time that they gave.
+#[test]
+fn whoever_closes_first_waits_for_the_last_and_for_what_it_does() {
+    const WITHIN: Duration = Duration::from_millis(600);
+    let job = Job::new(&[2, 1]);
+    let mut cliques = job.up(0);
+    let members = all_members(&mut cliques);
+    let mut children = each(PATIENT, members, |_, mut member| member.split(Some(0), 0).unwrap().unwrap());
+    let open = children.pop();
+    let closed = each(PATIENT, children, |seat, child| {
+        std::thread::sleep(WITHIN * 3 / 2 * seat as u32);
+        let start = Instant::now();
+        (child.close(WITHIN), start.elapsed())
+    });
+    for (seat, (closed, took)) in closed.into_iter().enumerate() {
+        assert!(
+            matches!(&closed, Ok(closed) if !closed.everybody),
+            "seat {seat}, after {took:?}: {closed:?}"
+        );
+        assert!(took < WITHIN * 2 + Duration::from_millis(500), "seat {seat}: {took:?}");
+    }
+    drop((open, cliques));
+    until(PATIENT, "everything to be gone", || job.fabric.live() == Live::default());
+}
