@@ -67,9 +67,20 @@ __device__ void end(Done *done, u64 status, u64 wrong) {
   done->wrong = wrong;
 }
 
-__device__ u64 send(const End &end, const Plan &plan) {
-  if (plan.len_bytes == 0) return code(end.channel.signal_peer().status);
+// A signal alone is corrupted by one too many.
+__device__ u64 send(const End &end, const Plan &plan, bool corrupt) {
+  if (plan.len_bytes == 0) return code(end.channel.signal_peer(corrupt ? 2 : 1).status);
+  if (corrupt) end.source[0] ^= 1;
   return code(end.channel.put_signal(0, 0, plan.len_bytes).status);
+}
+
+// Whether as many signals have come as were waited for, where the peer sends none before it is answered. By one thread, the
+// only one that waits. What is too much is found once.
+__device__ bool is_counted(const PortChannel &channel) {
+  const u64 come = platform::load_acquire_system(channel.signal.value);
+  const u64 waited_for = platform::load_acquire_device(channel.expected);
+  platform::store_release_device(channel.expected, come);
+  return come == waited_for;
 }
 
 // There and back. cycles[n] is what the first end waited for the answer, and what the second spent on it.
@@ -79,33 +90,36 @@ extern "C" __global__ void __launch_bounds__(1024) trips(End self, Plan plan, u6
   if (threadIdx.x == 0) begin(done);
   for (u64 n = 0; n < plan.count; n++) {
     u64 start = 0;
+    bool right = true;
     if (plan.follows) {
       if (threadIdx.x == 0) {
         status = code(self.channel.wait());
         start = clock64();
+        if (plan.check) right = is_counted(self.channel);
       }
       if (together(status)) break;
-      if (plan.check && !is_whole(self.destination, words, 2 * n)) wrong++;
+      if (plan.check && !is_whole(self.destination, words, 2 * n)) right = false;
     }
     if (plan.check) fill(self.source, words, 2 * n + plan.follows);
     __syncthreads();
     if (threadIdx.x == 0) {
-      if (!plan.follows && n == plan.corrupt) self.source[0] ^= 1;
       if (!plan.follows) start = clock64();
       if (plan.follows) cycles[n] = clock64() - start;
-      status = send(self, plan);
+      status = send(self, plan, !plan.follows && n == plan.corrupt);
       if (!plan.follows) {
         if (status == 0) status = code(self.channel.wait());
         cycles[n] = clock64() - start;
+        if (plan.check) right = is_counted(self.channel);
       }
     }
     if (together(status)) break;
-    if (!plan.follows && plan.check && !is_whole(self.destination, words, 2 * n + 1)) wrong++;
+    if (!plan.follows && plan.check && !is_whole(self.destination, words, 2 * n + 1)) right = false;
+    wrong += !right;
   }
   if (threadIdx.x == 0) end(done, status, wrong);
 }
 
-// A window: puts that land side by side, a signal with the last, and a flush.
+// A window: puts that land side by side, a signal with the last.
 __device__ u64 send_window(const End &end, const Plan &plan) {
   u64 status = 0;
   for (u64 i = 0; i < plan.puts && status == 0; i++) {
@@ -114,12 +128,12 @@ __device__ u64 send_window(const End &end, const Plan &plan) {
     status = code(last ? end.channel.put_signal(at, at, plan.len_bytes).status
                        : end.channel.put(at, at, plan.len_bytes).status);
   }
-  return status ? status : code(end.channel.flush());
+  return status;
 }
 
-// Windows from the first end to the second, which signals back once it has looked. cycles[n] is from the first push of a
-// window to the return of its flush. plan.follows == 2: both ends send, at the same time, and each window ends when
-// the peer's has come as well.
+// Windows from the first end to the second, which signals back once it has looked. cycles[2 * n] is from the first push of
+// window n to the last, cycles[2 * n + 1] to the return of its flush. plan.follows >= 2: both ends send, at the same time, and
+// each window ends when the peer's has come as well.
 extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, u64 *cycles, Done *done) {
   const u64 words = plan.puts * plan.len_bytes / 8;
   const bool both = plan.follows >= 2, sends = plan.follows != 1, receives = plan.follows != 0;
@@ -140,8 +154,10 @@ extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, 
       if (sends && n == plan.corrupt) self.source[0] ^= 1;
       const u64 start = clock64();
       if (sends) status = send_window(self, plan);
+      cycles[2 * n] = clock64() - start;
+      if (sends && status == 0) status = code(self.channel.flush());
       if (receives && status == 0) status = code(self.channel.wait());
-      cycles[n] = clock64() - start;
+      cycles[2 * n + 1] = clock64() - start;
     }
     if (together(status)) break;
     if (receives && plan.check && !is_whole(self.destination, words, n)) wrong++;
@@ -156,11 +172,11 @@ extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, 
 }
 
 // One way: messages into plan.puts places in turn, each checked on sight of its signal. The receiver signals back after each
-// half of the places, which may then be used again.
+// half of the places, which may then be used again. cycles[n] is from the begin to when an end is done with message n.
 extern "C" __global__ void __launch_bounds__(1024) messages(End self, Plan plan, u64 *cycles, Done *done) {
   const u64 words = plan.len_bytes / 8, half = plan.puts / 2;
   u64 status = 0, wrong = 0;
-  (void)cycles;
+  const u64 start = clock64();
   if (threadIdx.x == 0) begin(done);
   for (u64 n = 0; n < plan.count; n++) {
     const u64 place = n % plan.puts * words;
@@ -179,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(1024) messages(End self, Plan plan,
         status = code(self.channel.put_signal(place * 8, place * 8, plan.len_bytes).status);
       }
     }
+    if (threadIdx.x == 0) cycles[n] = clock64() - start;
     if (together(status)) break;
   }
   if (threadIdx.x == 0) end(done, status, wrong);
@@ -216,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(1024) pairs(const Route *routes, Pl
       }
       const u64 start = clock64();
       if (status == 0) status = send_window(self.end, plan);
+      if (status == 0) status = code(self.end.channel.flush());
       cycles[n] = clock64() - start;
       if (status == 0) status = code(self.end.channel.wait());
     }

@@ -184,6 +184,10 @@ pub struct Args {
     #[arg(short = 'l', value_name = "COUNT", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub post_list: u64,
 
+    /// Whether the command line has sizes.
+    #[arg(skip)]
+    has_sizes: bool,
+
     /// Spins of an idle consumer between two looks
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub poll: u64,
@@ -210,9 +214,11 @@ impl Args {
     }
 
     fn read(matches: ArgMatches) -> Result<Self, clap::Error> {
-        let args = Args::from_arg_matches(&matches)?;
+        let mut args = Args::from_arg_matches(&matches)?;
         let refuse = |kind, text: String| Err(Args::command().error(kind, text));
         let given = |id: &&&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        args.has_sizes =
+            SHAPE.iter().filter(given).any(|flag| as_layers_say(flag) == &"begin" || *flag == "end");
         for flag in SHAPE.iter().filter(given) {
             let read = match args.what() {
                 What::List | What::Page(_) => false,
@@ -297,6 +303,11 @@ impl Args {
         let below = |size: &u64| *size < self.end;
         let next = |size: &u64| Some(self.step.map_or(size * self.factor, |step| size + step));
         std::iter::successors(Some(self.begin), next).take_while(below).chain([self.end]).collect()
+    }
+
+    /// The sizes that the command line asks for, or those that a test takes otherwise.
+    pub fn sizes_or(&self, otherwise: &[u64]) -> Vec<u64> {
+        if self.has_sizes { self.sizes() } else { otherwise.to_vec() }
     }
 
     /// The runs of a test that begins now.

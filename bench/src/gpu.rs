@@ -63,6 +63,15 @@ pub fn lacks() -> Option<String> {
     }
 }
 
+/// What a machine with a GPU lacks for a pair of them.
+pub fn lacks_a_second() -> Option<String> {
+    match Driver::load().and_then(|driver| driver.device_count()) {
+        Ok(2..) => None,
+        Ok(_) => Some("one GPU; --devices 0,0 puts two ranks on it".into()),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
 /// What a machine without a usable GPU lacks, if the error says that there is none.
 pub fn lacking(error: &Error) -> Option<&'static str> {
     /// `cuInit`: a stand-in for the driver, or no device.

@@ -13,6 +13,8 @@ use crate::layer::{self, Layer};
 enum Need {
     Nothing,
     Gpu,
+    /// Or one that `--devices` names twice.
+    TwoGpus,
     Nccl,
     Perftest,
 }
@@ -46,7 +48,7 @@ const TESTS: &[(&str, &str, Need)] = &[
     ("ipc", "signal", Need::Gpu),
     ("ipc", "bandwidth", Need::Gpu),
     ("ipc", "messages", Need::Gpu),
-    ("ipc", "all-pairs", Need::Gpu),
+    ("ipc", "all-pairs", Need::TwoGpus),
     ("clique", "bring-up in software", Need::Nothing),
     ("clique", "barrier", Need::Nothing),
     ("clique", "rendezvous over TCP", Need::Nothing),
@@ -57,6 +59,7 @@ const TESTS: &[(&str, &str, Need)] = &[
 /// What this machine lacks.
 struct Lacks {
     gpu: Option<String>,
+    two_gpus: Option<String>,
     nccl: Option<String>,
     perftest: Option<String>,
 }
@@ -65,13 +68,16 @@ impl Lacks {
     fn look() -> Self {
         let perftest = Perftest::find().is_none();
         let perftest = perftest.then(|| "ib_write_lat and ib_write_bw are not installed".to_owned());
-        Lacks { gpu: gpu::lacks(), nccl: clique::lacks(), perftest }
+        let gpu = gpu::lacks();
+        let two_gpus = gpu.clone().or_else(|| gpu::lacks_a_second().map(|why| format!("all-pairs: {why}")));
+        Lacks { gpu, two_gpus, nccl: clique::lacks(), perftest }
     }
 
     fn of(&self, need: Need) -> Option<&str> {
         match need {
             Need::Nothing => None,
             Need::Gpu => self.gpu.as_deref(),
+            Need::TwoGpus => self.two_gpus.as_deref(),
             Need::Nccl => self.nccl.as_deref(),
             Need::Perftest => self.perftest.as_deref(),
         }
@@ -94,13 +100,15 @@ fn text(args: &Args, lacks: &Lacks) -> String {
             let words = match need {
                 Need::Nothing => "",
                 Need::Gpu => "needs a GPU, libcuda and NVRTC",
+                Need::TwoGpus => "needs two GPUs, or --devices 0,0; libcuda and NVRTC",
                 Need::Nccl => "needs a GPU, libcuda and libnccl",
                 Need::Perftest => "needs perftest",
             };
             line(&mut text, &format!("  {test}"), lacking.is_some() || lacks.of(*need).is_some(), words);
         }
     }
-    let mut all: Vec<_> = [&lacks.gpu, &lacks.nccl, &lacks.perftest].into_iter().flatten().collect();
+    let mut all: Vec<_> =
+        [&lacks.gpu, &lacks.two_gpus, &lacks.nccl, &lacks.perftest].into_iter().flatten().collect();
     all.dedup();
     for lacking in all {
         let _ = writeln!(text, "# {lacking}");
@@ -134,14 +142,15 @@ mod tests {
 
     #[test]
     fn a_measurement_is_waived_for_what_it_needs_itself() {
-        let lacks = Lacks { gpu: Some("no GPU".into()), nccl: None, perftest: None };
+        let lacks = Lacks { gpu: Some("no GPU".into()), two_gpus: None, nccl: None, perftest: None };
         let text = text(&args::parse("list").unwrap(), &lacks);
         let of =
             |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
         assert!(of("gpu-load").contains(" waived ") && text.ends_with("\n# no GPU\n"), "{text}");
         assert!(of("push-pop").ends_with(" yes"), "{text}");
-        let has = Lacks { gpu: None, nccl: None, perftest: None };
+        let has = Lacks { gpu: None, two_gpus: Some("one GPU".into()), nccl: None, perftest: None };
         let text = super::text(&args::parse("list").unwrap(), &has);
-        assert!(text.lines().any(|line| line.contains("gpu-load") && line.contains(" yes ")), "{text}");
+        let here = |test: &str| text.lines().any(|line| line.contains(test) && line.contains(" yes "));
+        assert!(here("gpu-load") && !here("all-pairs") && text.ends_with("\n# one GPU\n"), "{text}");
     }
 }

@@ -195,8 +195,7 @@ impl Reference {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Control {
     pub layer: String,
-    /// The test whose check it tries; empty if it tries those of all tests of the layer.
-    #[serde(default)]
+    /// The test whose check it tries.
     pub test: String,
     pub corrupted: u64,
     pub found: u64,

@@ -84,11 +84,10 @@ pub fn layer(report: &Report, layer: &Layer, first_row: usize) -> String {
     }
     for control in report.controls.iter().filter(|control| control.layer == layer.name) {
         let verdict = if control.held() { "OK" } else { "FAILED" };
-        let (corrupted, found) = (control.corrupted, control.found);
-        let of = if control.test.is_empty() { String::new() } else { format!(" of {}", control.test) };
+        let (test, corrupted, found) = (&control.test, control.corrupted, control.found);
         let _ = writeln!(
             text,
-            "# negative control{of}: {corrupted} corrupted on purpose, {found} found wrong {verdict}"
+            "# negative control of {test}: {corrupted} corrupted on purpose, {found} found wrong {verdict}"
         );
     }
     if result.status == Status::Failed {

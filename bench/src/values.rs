@@ -14,8 +14,8 @@ pub fn percent(text: &str) -> Result<f64, String> {
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "must be a number of seconds")?;
     match Duration::try_from_secs_f64(seconds) {
-        Ok(limit) if !limit.is_zero() && limit <= Duration::from_secs(3600) => Ok(limit),
-        _ => Err("must be more than 0 and at most 3600 seconds".into()),
+        Ok(limit) if (Duration::from_micros(100)..=Duration::from_secs(3600)).contains(&limit) => Ok(limit),
+        _ => Err("must be 0.0001 to 3600 seconds".into()),
     }
 }
 
@@ -36,6 +36,9 @@ pub fn put_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Loads of a sweep at most.
+const MOST_LOADS: u64 = 1_000;
+
 /// One rate, or from, to and step: millions with fractions, as thousands.
 pub fn rates(text: &str) -> Result<(u64, u64, u64), String> {
     let refuse = || String::from("must be MOPS or LO:HI:STEP, from 0.001 to 1000");
@@ -45,6 +48,9 @@ pub fn rates(text: &str) -> Result<(u64, u64, u64), String> {
     };
     match text.split(':').map(kops).collect::<Result<Vec<_>, _>>()?[..] {
         [one] => Ok((one, one, 1)),
+        [low, high, step] if low <= high && (high - low) / step >= MOST_LOADS => {
+            Err(format!("has more than {MOST_LOADS} loads"))
+        }
         [low, high, step] if low <= high => Ok((low, high, step)),
         _ => Err(refuse()),
     }

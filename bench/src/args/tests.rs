@@ -50,6 +50,8 @@ fn lists_are_read_and_bad_values_refused() {
         "fifo --rate 0",
         "fifo --rate 5:1:1",
         "fifo --rate 1:5",
+        "fifo --rate 0.001:1000:0.001",
+        "fifo --rate NaN",
         "ipc --devices 0",
         "ipc --devices 0,x",
         "ipc --devices 0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0",
@@ -70,6 +72,14 @@ fn sizes_go_from_the_smallest_to_the_largest() {
     assert_eq!(sizes("put -s 1K"), [1024]);
     let all = sizes("put -a");
     assert_eq!((all.len(), all[0], all[20]), (21, 8, 8 << 20));
+}
+
+#[test]
+fn a_test_has_its_own_sizes_unless_the_command_line_has_some() {
+    let sizes = |line: &str| parse(line).unwrap().sizes_or(&[64, 128]);
+    assert_eq!((sizes("ipc"), sizes("ipc -f 2")), (vec![64, 128], vec![64, 128]));
+    assert_eq!((sizes("ipc -s 8"), sizes("ipc -b 1M")), (vec![8], vec![1 << 20]));
+    assert_eq!(sizes("ipc -e 64"), [8, 64]);
 }
 
 #[test]

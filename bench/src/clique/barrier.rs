@@ -13,6 +13,8 @@ use crate::progress;
 use crate::report::{Report, Row};
 use crate::stats::{Times, median};
 
+pub const TEST: &str = "barrier";
+
 const THREADS: u32 = 8;
 
 /// Passes of a run unless `-n` says otherwise, and those before them.
@@ -30,7 +32,7 @@ pub fn row(args: &Args, report: &mut Report) -> Result<(), Failure> {
     }
     report.results.push(Row {
         layer: NAME.into(),
-        test: "barrier".into(),
+        test: TEST.into(),
         shape: [("threads".to_owned(), THREADS.into())].into(),
         runs,
         iterations: samples.len() as u64,

@@ -52,8 +52,9 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     barrier::row(args, report)?;
     rendezvous::row(args, report)?;
     if args.check() {
-        let found = software::found()? + barrier::found(args)? + rendezvous::found(args)?;
-        report.control(Control::new(NAME, "", 5, found));
+        report.control(Control::new(NAME, software::TEST, 3, software::found()?));
+        report.control(Control::new(NAME, barrier::TEST, 1, barrier::found(args)?));
+        report.control(Control::new(NAME, rendezvous::TEST, 1, rendezvous::found(args)?));
     }
     nccl::rows(args, report)
 }

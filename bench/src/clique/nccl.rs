@@ -20,6 +20,8 @@ use crate::rate::over;
 use crate::report::{Control, Phase, Reference, Report, Row};
 use crate::stats::Times;
 
+const TEST: &str = "bring-up over NCCL";
+
 /// Pairs of a run, one of ours and one of NCCL's, unless `-n` says otherwise.
 const ITERATIONS: u64 = 4;
 
@@ -69,7 +71,8 @@ pub fn rows(args: &Args, report: &mut Report) -> Result<(), Failure> {
         NAME,
         "beside ncclCommInitRankConfig = bring-up without first use; ref = a unique id and one group",
     );
-    report.note(NAME, "of ncclCommInitRankConfig by the same table, non-blocking, until all are up");
+    report.note(NAME, "of ncclCommInitRankConfig by the same table, non-blocking, until all are up. Its cliques are the warm ones of");
+    report.note(NAME, "the bring-up, where wrong counts them");
     // The first one loads the library's kernels.
     let within = args.deadline() * 3;
     let mut setting = Setting::new(vec![nccl.clone()], ranks, LARGE_BYTES, within)?;
@@ -89,7 +92,7 @@ pub fn rows(args: &Args, report: &mut Report) -> Result<(), Failure> {
         }
         found.run_done(Phase::Warm);
     }
-    report.results.extend(found.rows(args, "bring-up over NCCL", &setting));
+    report.results.extend(found.rows(args, TEST, &setting));
     let mut samples: Vec<f64> = pairs.iter().map(|(ours, _)| *ours).collect();
     report.results.push(Row {
         layer: NAME.into(),
@@ -107,7 +110,7 @@ pub fn rows(args: &Args, report: &mut Report) -> Result<(), Failure> {
     if args.check() {
         let found = [setting.once(true)?.1, setting.finds_a_wrong_size()?];
         let found = found.into_iter().map(u64::from).sum();
-        report.control(Control::new(NAME, "", 2, found));
+        report.control(Control::new(NAME, TEST, 2, found));
     }
     Ok(())
 }

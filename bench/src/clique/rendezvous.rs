@@ -14,6 +14,8 @@ use crate::progress;
 use crate::report::{Report, Row};
 use crate::stats::Times;
 
+pub const TEST: &str = "rendezvous over TCP";
+
 const PARTICIPANTS: u32 = 64;
 
 pub fn row(args: &Args, report: &mut Report) -> Result<(), Failure> {
@@ -26,7 +28,7 @@ pub fn row(args: &Args, report: &mut Report) -> Result<(), Failure> {
     let runs = samples.len() as u64;
     report.results.push(Row {
         layer: NAME.into(),
-        test: "rendezvous over TCP".into(),
+        test: TEST.into(),
         shape: [("participants".to_owned(), PARTICIPANTS.into())].into(),
         runs,
         iterations: runs,

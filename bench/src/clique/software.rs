@@ -13,6 +13,8 @@ use crate::failure::Failure;
 use crate::progress;
 use crate::report::{Phase, Report};
 
+pub const TEST: &str = "bring-up in software";
+
 /// Ranks and processes.
 const SHAPES: [(u32, u32); 3] = [(2, 1), (8, 1), (8, 8)];
 
@@ -53,7 +55,7 @@ pub fn rows(args: &Args, report: &mut Report) -> Result<(), Failure> {
     }
     for ((ranks, processes), found) in SHAPES.into_iter().zip(&found) {
         let (setting, _) = setting(ranks, processes, args.deadline())?;
-        report.results.extend(found.rows(args, "bring-up in software", &setting));
+        report.results.extend(found.rows(args, TEST, &setting));
     }
     Ok(())
 }

@@ -86,6 +86,6 @@ fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
     let outcome = throughput::measure(name, (senders, receiver), &shape, &plan, true, pinning)?;
     let mut controls = vec![Control::new(NAME, "throughput", 1, outcome.wrong.unwrap_or(0))];
     controls.extend(latency::controls(args, pinning)?);
-    controls.push(Control::new(NAME, "load", 1, load::offer(args, load::KOPS.0, Some(1), pinning)?.wrong));
+    controls.push(Control::new(NAME, "load", 1, load::offer(args, load::KOPS.0, Some(0), pinning)?.wrong));
     Ok(controls)
 }

@@ -141,7 +141,7 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
         load::through(args, &name, wired, size, kops, None, &pinning)
     })?);
     if args.check() {
-        for control in controls(args, &pinning)? {
+        for control in controls(args, &pinning, perftest.is_some())? {
             report.control(control);
         }
     }
@@ -149,7 +149,7 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
 }
 
 /// Runs in which one payload has a flipped bit, and one signal comes without its data, to see that they are found.
-fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
+fn controls(args: &Args, pinning: &Pinning, has_perftest: bool) -> Result<Vec<Control>, Failure> {
     const SIZE_BYTES: u64 = 64;
     let mut args = args.clone();
     args.iterations = Some(100);
@@ -161,11 +161,18 @@ fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
         latency += through(args, name, wired, SIZE_BYTES, Some((spoil, 0)), pinning)?.wrong;
     }
     let wired = || wire(args, name, SIZE_BYTES * throughput::window(SIZE_BYTES), pinning);
-    let throughput = throughput::through(args, name, wired()?, SIZE_BYTES, Some(1), pinning)?;
-    let load = load::through(args, name, wired()?, SIZE_BYTES, load::KOPS.0, Some(1), pinning)?;
-    Ok(vec![
+    let throughput = throughput::through(args, name, wired()?, SIZE_BYTES, Some(0), pinning)?;
+    let load = load::through(args, name, wired()?, SIZE_BYTES, load::KOPS.0, Some(0), pinning)?;
+    let throughput = throughput.wrong.unwrap_or(0);
+    let mut controls = vec![
         Control::new(NAME, "latency beside raw verbs", 2, latency),
-        Control::new(NAME, "throughput beside raw verbs", 1, throughput.wrong.unwrap_or(0)),
+        Control::new(NAME, "throughput beside raw verbs", 1, throughput),
         Control::new(NAME, "load", 1, load.wrong),
-    ])
+    ];
+    if has_perftest {
+        // The same messages of ours, beside another reference.
+        controls.push(Control::new(NAME, "latency beside ib_write_lat", 2, latency));
+        controls.push(Control::new(NAME, "throughput beside ib_write_bw", 1, throughput));
+    }
+    Ok(controls)
 }

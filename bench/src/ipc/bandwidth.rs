@@ -1,67 +1,75 @@
 //! Bytes a second: one way, and both ways at once.
 
+use std::time::Duration;
+
 use portway_fifo::cuda::Kind;
 use portway_transport_ipc::WordPlace;
 
 use super::NAME;
 use super::kernels::{Gpus, Plan};
 use super::plain::{Plain, Way};
+use crate::args::Args;
 use crate::failure::Failure;
-use crate::rate::over;
-use crate::report::{Reference, Report, Row};
-use crate::stats::median;
+use crate::put::throughput::of_windows;
+use crate::rate::{self, Outcome, over};
+use crate::report::{Control, Reference, Report, Row, counted_first};
 
-/// Bytes of a put.
+/// Bytes of a put unless the command line says otherwise.
 const SIZES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 32 << 20, 256 << 20];
 
 /// Bytes of a window, and the puts that it has at most: what a channel has under way.
 const WINDOW_BYTES: u64 = 1 << 30;
 const WINDOW_PUTS: u64 = 128;
 
-/// Windows of a run; the first does not count.
+/// Windows of a run that count, and those before them, at most.
 const WINDOWS: u64 = 3;
+const WINDOWS_BEFORE: u64 = 2;
 
-/// Puts of a window.
-fn puts(size_bytes: u64) -> u64 {
-    (WINDOW_BYTES / size_bytes).min(WINDOW_PUTS)
+const TEST: &str = "bandwidth";
+
+/// Puts of a window that has so many bytes at most.
+pub fn puts(size_bytes: u64, window_bytes: u64) -> u64 {
+    (window_bytes / size_bytes).clamp(1, WINDOW_PUTS)
 }
 
-/// One size: each run's bandwidth with the reference's beside it.
-#[derive(Clone, Default)]
-struct Found {
-    runs: Vec<(f64, f64)>,
-    wrong: u64,
+/// How many windows of so many puts do not count, and how many do.
+pub fn windows_of(args: &Args, puts: u64) -> (u64, u64) {
+    let counted = args.iterations.map_or(WINDOWS, |count| count.div_ceil(puts).min(WINDOWS));
+    (args.warmup.div_ceil(puts).min(WINDOWS_BEFORE), counted)
 }
 
 /// Rows for one way and for both.
 pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
+    let sizes = gpus.args.sizes_or(&SIZES);
+    let mut rows = Vec::new();
     for (both, subject) in [(false, "one way"), (true, "both ways")] {
-        let mut found = vec![Found::default(); SIZES.len()];
+        // Each run's outcome with the reference's bandwidth beside it.
+        let mut found: Vec<Vec<(Outcome, f64)>> = vec![Vec::new(); sizes.len()];
         for _ in 0..gpus.args.most_runs {
-            for (&size, Found { runs, wrong }) in SIZES.iter().zip(&mut found) {
-                let (ours, mistakes) = windows(gpus, size, both, None)?;
-                runs.push((ours, copies(gpus, size, puts(size), both)?));
-                *wrong += mistakes;
+            for (&size, runs) in sizes.iter().zip(&mut found) {
+                let ours = windows(gpus, size, both, None)?;
+                runs.push((ours, copies(gpus, size, puts(size, WINDOW_BYTES), both)?));
             }
         }
-        let row = |(&size_bytes, Found { runs, wrong }): (&u64, Found)| Row {
-            layer: NAME.into(),
-            test: "bandwidth".into(),
-            subject: subject.into(),
-            shape: [("window".to_owned(), puts(size_bytes))].into(),
-            size_bytes,
-            runs: runs.len() as u64,
-            iterations: runs.len() as u64 * (WINDOWS - 1) * puts(size_bytes),
-            bandwidth_gb_per_s: over(&runs, |(ours, _)| *ours).map(|spread| spread.median),
-            reference: over(&runs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {
-                bandwidth_gb_per_s: over(&runs, |(_, theirs)| *theirs),
-                ..Reference::new("cuMemcpyPeerAsync", ratio)
-            }),
-            wrong: gpus.args.check().then_some(wrong),
-            ..Row::default()
+        let of_size = |(&size_bytes, runs): (&u64, Vec<(Outcome, f64)>)| {
+            let gb_per_s = |run: &Outcome| run.warm.proc_mops * size_bytes as f64 / 1e3;
+            let row = Row {
+                layer: NAME.into(),
+                test: TEST.into(),
+                subject: subject.into(),
+                shape: [("window".to_owned(), puts(size_bytes, WINDOW_BYTES))].into(),
+                size_bytes,
+                reference: over(&runs, |(ours, theirs)| gb_per_s(ours) / theirs).map(|ratio| Reference {
+                    bandwidth_gb_per_s: over(&runs, |(_, theirs)| *theirs),
+                    ..Reference::new("cuMemcpyPeerAsync", ratio)
+                }),
+                ..Row::default()
+            };
+            rate::rows(&row, true, &runs.iter().map(|(run, _)| *run).collect::<Vec<_>>())
         };
-        report.results.extend(SIZES.iter().zip(found).map(row));
+        rows.extend(sizes.iter().zip(found).flat_map(of_size));
     }
+    report.results.extend(counted_first(rows));
     Ok(())
 }
 
@@ -90,25 +98,27 @@ fn copies(gpus: &Gpus, size_bytes: u64, puts: u64, both: bool) -> Result<f64, Fa
     Ok(bytes as f64 / seconds / 1e9)
 }
 
-/// GB/s of a run, and the windows that were not whole.
-fn windows(gpus: &Gpus, size_bytes: u64, both: bool, corrupt: Option<u64>) -> Result<(f64, u64), Failure> {
+/// A run, and how many of its windows were not whole.
+fn windows(gpus: &Gpus, size_bytes: u64, both: bool, corrupt: Option<u64>) -> Result<Outcome, Failure> {
     let name = format!("{NAME} bandwidth, {size_bytes} bytes");
-    let (puts, check) = (puts(size_bytes), gpus.args.check().into());
-    let corrupt = corrupt.unwrap_or(u64::MAX);
-    let plan = |follows| Plan { len_bytes: size_bytes, puts, count: WINDOWS, follows, check, corrupt };
+    let (puts, check) = (puts(size_bytes, WINDOW_BYTES), gpus.args.check());
+    let (before, counted) = windows_of(gpus.args, puts);
+    let (count, corrupt) = (before + counted, corrupt.unwrap_or(u64::MAX));
+    let plan = |follows| Plan { len_bytes: size_bytes, puts, count, follows, check: check.into(), corrupt };
     let plans = if both { [plan(2), plan(3)] } else { [plan(0), plan(1)] };
-    let [lead, follow] = gpus.run(&name, "windows", WordPlace::default(), puts * size_bytes, plans)?;
+    let [lead, follow] =
+        gpus.run(&name, ("windows", 2 * count), WordPlace::default(), puts * size_bytes, plans)?;
     // Of both ways, the slower end's time counts for both.
-    let us: Vec<f64> = match both {
-        true => lead.us.iter().zip(&follow.us).map(|(a, b)| a.max(*b)).collect(),
-        false => lead.us,
-    };
-    let middle = median(&us[1..]).map_or(f64::NAN, |spread| spread.median);
-    let bytes = (1 + u64::from(both)) * puts * size_bytes;
-    Ok((bytes as f64 / middle / 1e3, lead.wrong + follow.wrong))
+    let us =
+        lead.us.iter().zip(&follow.us).map(|(lead, follow)| if both { lead.max(*follow) } else { *lead });
+    let took: Vec<Duration> = us.map(|us| Duration::from_nanos((us * 1e3) as u64)).collect();
+    let took: Vec<_> = took.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect();
+    let all = puts * (1 + u64::from(both));
+    Ok(of_windows(all, &took, counted as usize, check.then_some(lead.wrong + follow.wrong)))
 }
 
 /// A run in which one window has a flipped bit.
-pub fn wrong_of_a_corrupted_run(gpus: &Gpus) -> Result<u64, Failure> {
-    Ok(windows(gpus, SIZES[0], false, Some(1))?.1)
+pub fn control(gpus: &Gpus) -> Result<Control, Failure> {
+    let found = windows(gpus, SIZES[0], false, Some(0))?.wrong;
+    Ok(Control::new(NAME, TEST, 1, found.unwrap_or(0)))
 }

@@ -114,8 +114,6 @@ const _: () = assert!(size_of::<Handle>() == 192 && size_of::<Plan>() == 48 && s
 pub struct Found {
     pub us: Vec<f64>,
     pub wrong: u64,
-    /// From its begin to its end.
-    pub whole_us: f64,
 }
 
 /// Where the blocks of a kernel write.
@@ -123,13 +121,15 @@ pub struct Output {
     pub cycles: Region,
     pub done: Region,
     blocks: u64,
-    count: u64,
+    samples: u64,
 }
 
 impl Output {
-    pub fn new(context: &Context, blocks: u64, count: u64) -> Result<Self, portway_fifo::Error> {
+    /// For as many blocks, with so many samples each.
+    pub fn new(context: &Context, blocks: u64, samples: u64) -> Result<Self, portway_fifo::Error> {
         let done = context.device_memory(blocks * size_of::<Done>() as u64)?;
-        Ok(Output { cycles: context.device_memory(8 * blocks * count)?, done, blocks, count })
+        let cycles = context.device_memory((8 * blocks).saturating_mul(samples))?;
+        Ok(Output { cycles, done, blocks, samples })
     }
 
     /// What is there of each block once the kernel has ended.
@@ -138,17 +138,13 @@ impl Output {
         let mut done = vec![Done::zeroed(); self.blocks as usize];
         self.done.read(0, bytemuck::cast_slice_mut(&mut done)).map_err(failed)?;
         Failure::on_device(measurement, done.iter().map(|done| done.status))?;
-        let mut cycles = vec![0u64; (self.blocks * self.count) as usize];
+        let mut cycles = vec![0u64; (self.blocks * self.samples) as usize];
         self.cycles.read(0, bytemuck::cast_slice_mut(&mut cycles)).map_err(failed)?;
         let found = |(done, cycles): (&Done, &[u64])| {
             let us = cycle_ns(done.ns, done.cycles) / 1e3;
-            Found {
-                us: cycles.iter().map(|&cycles| cycles as f64 * us).collect(),
-                wrong: done.wrong,
-                whole_us: done.ns[1].wrapping_sub(done.ns[0]) as f64 / 1e3,
-            }
+            Found { us: cycles.iter().map(|&cycles| cycles as f64 * us).collect(), wrong: done.wrong }
         };
-        Ok(done.iter().zip(cycles.chunks_exact(self.count as usize)).map(found).collect())
+        Ok(done.iter().zip(cycles.chunks_exact(self.samples as usize)).map(found).collect())
     }
 
     /// What is there of the only block.
@@ -194,11 +190,12 @@ impl<'a> Gpus<'a> {
         self.sides.each_ref().map(|side| &side.context)
     }
 
-    /// Runs a kernel at both ends of a new connection, with memories of `len_bytes`; what each found.
+    /// Runs a kernel, which takes so many samples, at both ends of a new connection, with memories of `len_bytes`; what each
+    /// found.
     pub fn run(
         &self,
         measurement: &str,
-        kernel: &str,
+        (kernel, samples): (&str, u64),
         place: WordPlace,
         len_bytes: u64,
         plans: [Plan; 2],
@@ -208,7 +205,7 @@ impl<'a> Gpus<'a> {
         let shape = Shape { contexts: self.contexts().into(), place, len_bytes, proxies: 1 };
         let mesh = Mesh::new(&shape, self.args, self.pinning)
             .map_err(|source| Failure::proxy(measurement, source))?;
-        let outputs = [self.output(measurement, 0, &plans)?, self.output(measurement, 1, &plans)?];
+        let outputs = [self.output(measurement, 0, samples)?, self.output(measurement, 1, samples)?];
         for (at, end) in mesh.ends.iter().enumerate() {
             let handle = Handle::of(end);
             let parameters = [bytes_of(&handle), bytes_of(&plans[at])];
@@ -224,9 +221,8 @@ impl<'a> Gpus<'a> {
         Ok(found)
     }
 
-    pub fn output(&self, measurement: &str, side: usize, plans: &[Plan; 2]) -> Result<Output, Failure> {
-        Output::new(&self.sides[side].context, 1, plans[side].count)
-            .map_err(|source| Failure::gpu(measurement, source))
+    pub fn output(&self, measurement: &str, side: usize, samples: u64) -> Result<Output, Failure> {
+        Output::new(&self.sides[side].context, 1, samples).map_err(|source| Failure::gpu(measurement, source))
     }
 
     /// How long a kernel is waited for: three times as long as a call in it waits, and the time that it may need.

@@ -1,6 +1,7 @@
 //! Every two ranks connected, all of them sending at the same time: bytes a second of each pair, and of all together.
 
 use std::fmt::Write;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -11,20 +12,23 @@ use portway_fifo::{Platform, Region, Words};
 use portway_transport_ipc::WordPlace;
 
 use super::NAME;
+use super::bandwidth::{puts, windows_of};
 use super::kernels::{Gpus, Handle, Output, Plan, Side};
 use super::mesh::{End, Mesh, Shape};
 use super::plain::{Plain, Way};
 use crate::failure::Failure;
+use crate::gpu;
 use crate::rate::over;
-use crate::report::{Control, Reference, Report, Row};
+use crate::report::{Control, Phase, Reference, Report, Row, counted_first};
 use crate::stats::median;
 
-/// Bytes of a put.
+/// Bytes of a put unless the command line says otherwise.
 const SIZES: [u64; 2] = [1 << 20, 16 << 20];
 
-/// Bytes of a window, and windows of a run; the first does not count.
+/// Bytes of a window at most, unless one put has more.
 const WINDOW_BYTES: u64 = 128 << 20;
-const WINDOWS: u64 = 4;
+
+const TEST: &str = "all-pairs";
 
 /// The most ranks: their blocks have to be on the devices at the same time.
 pub const MOST_RANKS: usize = 16;
@@ -56,11 +60,42 @@ struct Ranks {
 
 /// What one run of one shape found.
 struct Found {
-    /// GB/s of each pair, in the order of the mesh's ends.
-    pairs: Vec<f64>,
-    /// GB/s of all together, from the first put to the end of the last pair.
-    total: f64,
+    /// Of each pair, in the order of the mesh's ends: microseconds of each window.
+    pairs: Vec<Vec<f64>>,
+    /// How many windows, the first ones, do not count.
+    before: usize,
+    /// Bytes of a window of a pair.
+    bytes: u64,
     wrong: u64,
+    /// GB/s of the reference.
+    theirs: f64,
+}
+
+impl Found {
+    /// GB/s of a pair in these windows.
+    fn of_pair(&self, pair: usize, windows: &Range<usize>) -> f64 {
+        self.rate(&self.pairs[pair][windows.clone()])
+    }
+
+    /// GB/s of all together, from the first put to the end of the last pair.
+    fn total(&self, windows: &Range<usize>) -> f64 {
+        let slowest = |window: usize| self.pairs.iter().map(|us| us[window]).fold(0.0, f64::max);
+        self.pairs.len() as f64 * self.rate(&windows.clone().map(slowest).collect::<Vec<_>>())
+    }
+
+    fn rate(&self, us: &[f64]) -> f64 {
+        median(us).map_or(f64::NAN, |spread| self.bytes as f64 / spread.median / 1e3)
+    }
+
+    /// The windows of a phase.
+    fn windows(&self, phase: Phase) -> Range<usize> {
+        let all = self.pairs.first().map_or(0, Vec::len);
+        match phase {
+            Phase::Cold => 0..self.before.min(1),
+            Phase::Ramp => self.before.min(1)..self.before,
+            Phase::Warm => self.before..all,
+        }
+    }
 }
 
 /// Rows for each number of engines and size. Without two GPUs, and with no ranks given, a note instead.
@@ -68,15 +103,14 @@ pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
     let args = gpus.args;
     let driver = gpus.sides[0].context.driver();
     let failed = |source| Failure::gpu("all pairs", source);
-    let ordinals: Vec<u32> = match &args.gpus[..] {
-        [] => (0..driver.device_count().map_err(failed)?.min(DEFAULT_RANKS)).collect(),
-        given => given.to_vec(),
+    let ordinals: Vec<u32> = match (&args.gpus[..], gpu::lacks_a_second()) {
+        ([], Some(why)) => {
+            report.note(NAME, format!("all-pairs: waived: {why}"));
+            return Ok(());
+        }
+        ([], None) => (0..driver.device_count().map_err(failed)?.min(DEFAULT_RANKS)).collect(),
+        (given, _) => given.to_vec(),
     };
-    if ordinals.len() < 2 {
-        let text = "all-pairs: waived: one GPU; --devices 0,0 puts two ranks on it";
-        report.note(NAME, text);
-        return Ok(());
-    }
     let ranks = Ranks::open(driver, &ordinals).map_err(failed)?;
     report.note(NAME, format!("all-pairs = ranks on devices {ordinals:?}, a channel between each two, each way; all send at the same"));
     report.note(NAME, "time, windows of 128 MiB a pair. GB/s of a pair: to the return of its flush; of all: to that of the last.");
@@ -85,63 +119,84 @@ pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
     let mut proxies: Vec<usize> =
         args.proxies.iter().map(|&n| (n as usize).min(ordinals.len() - 1)).collect();
     proxies.dedup();
+    let mut rows = Vec::new();
     for proxies in proxies {
-        for size_bytes in SIZES {
-            let mut runs = Vec::new();
-            for _ in 0..args.most_runs {
-                runs.push(ranks.run(gpus, proxies, size_bytes, None)?);
+        for size_bytes in args.sizes_or(&SIZES) {
+            let runs: Vec<Found> = (0..args.most_runs)
+                .map(|_| ranks.run(gpus, proxies, size_bytes, None))
+                .collect::<Result<_, _>>()?;
+            for phase in [Phase::Warm, Phase::Cold, Phase::Ramp] {
+                rows.extend(of_phase(gpus, phase, proxies, size_bytes, &ranks.names(), &runs));
             }
-            record(gpus, report, proxies, size_bytes, &ranks.names(), &runs);
+            report.note(NAME, each_pair(proxies, size_bytes, &ranks.names(), &runs));
         }
     }
+    report.results.extend(counted_first(rows));
     if args.check() {
-        let (found, _) = ranks.run(gpus, 1, SIZES[0], Some(1))?;
-        report.control(Control::new(NAME, "all-pairs", 1, found.wrong));
+        let found = ranks.run(gpus, 1, SIZES[0], Some(0))?;
+        report.control(Control::new(NAME, TEST, 1, found.wrong));
     }
     ranks.close()
 }
 
-/// The rows of one shape: all pairs, and the slowest and the middle one; and a note with each pair.
-fn record(
+/// GB/s of each pair in a phase, the median of the runs.
+fn medians(pairs: usize, phase: Phase, runs: &[Found]) -> Vec<f64> {
+    let of_pair = |pair: usize| {
+        over(runs, |found| found.of_pair(pair, &found.windows(phase))).map_or(f64::NAN, |s| s.median)
+    };
+    (0..pairs).map(of_pair).collect()
+}
+
+/// The rows of a phase of one shape: all pairs, and the middle and the slowest one. None if there were no such windows.
+fn of_phase(
     gpus: &Gpus,
-    report: &mut Report,
+    phase: Phase,
     proxies: usize,
     size_bytes: u64,
     names: &[(usize, usize)],
-    runs: &[(Found, f64)],
-) {
-    let of_pair = |pair: usize| over(runs, |(found, _)| found.pairs[pair]).map_or(f64::NAN, |s| s.median);
-    let pairs: Vec<f64> = (0..names.len()).map(of_pair).collect();
-    let slowest = pairs.iter().copied().fold(f64::INFINITY, f64::min);
-    let middle = median(&pairs).map(|spread| spread.median);
+    runs: &[Found],
+) -> Vec<Row> {
+    let windows: u64 = runs.iter().map(|found| found.windows(phase).len() as u64).sum();
+    if windows == 0 {
+        return Vec::new();
+    }
+    let counts = phase == Phase::Warm;
+    let pairs = medians(names.len(), phase, runs);
     let row = |subject: &str, bandwidth_gb_per_s, reference| Row {
         layer: NAME.into(),
-        test: "all-pairs".into(),
+        test: TEST.into(),
         subject: subject.into(),
+        phase,
         shape: [("pairs".to_owned(), names.len() as u64), ("proxies".to_owned(), proxies as u64)].into(),
         size_bytes,
         runs: runs.len() as u64,
-        iterations: runs.len() as u64 * (WINDOWS - 1) * (WINDOW_BYTES / size_bytes) * names.len() as u64,
+        iterations: windows * puts(size_bytes, WINDOW_BYTES) * names.len() as u64,
         bandwidth_gb_per_s,
         reference,
-        wrong: gpus.args.check().then(|| runs.iter().map(|(found, _)| found.wrong).sum()),
+        wrong: (counts && gpus.args.check()).then(|| runs.iter().map(|found| found.wrong).sum()),
         ..Row::default()
     };
-    let reference = over(runs, |(found, theirs)| found.total / theirs).map(|ratio| Reference {
-        bandwidth_gb_per_s: over(runs, |(_, theirs)| *theirs),
+    let reference = |found: &Found| found.total(&found.windows(phase)) / found.theirs;
+    let reference = over(runs, reference).filter(|_| counts).map(|ratio| Reference {
+        bandwidth_gb_per_s: over(runs, |found| found.theirs),
         ..Reference::new("cuMemcpyPeerAsync", ratio)
     });
-    let total = over(runs, |(found, _)| found.total).map(|spread| spread.median);
-    report.results.extend([
+    let total = over(runs, |found| found.total(&found.windows(phase))).map(|spread| spread.median);
+    let slowest = pairs.iter().copied().fold(f64::INFINITY, f64::min);
+    vec![
         row("all together", total, reference),
-        row("a pair, median", middle, None),
+        row("a pair, median", median(&pairs).map(|spread| spread.median), None),
         row("a pair, slowest", Some(slowest), None),
-    ]);
+    ]
+}
+
+/// A note with each pair.
+fn each_pair(proxies: usize, size_bytes: u64, names: &[(usize, usize)], runs: &[Found]) -> String {
     let mut text = format!("all-pairs, {size_bytes} B, proxies {proxies}, GB/s from>to:");
-    for ((from, to), rate) in names.iter().zip(&pairs) {
+    for ((from, to), rate) in names.iter().zip(medians(names.len(), Phase::Warm, runs)) {
         let _ = write!(text, " {from}>{to} {rate:.1}");
     }
-    report.note(NAME, text);
+    text
 }
 
 impl Ranks {
@@ -175,29 +230,30 @@ impl Ranks {
         (0..ranks).flat_map(peers).collect()
     }
 
-    /// One run of windows, and the GB/s of plain copies between the same memories.
+    /// One run of windows, and of plain copies between the same memories.
     fn run(
         &self,
         gpus: &Gpus,
         proxies: usize,
         size_bytes: u64,
         corrupt: Option<u64>,
-    ) -> Result<(Found, f64), Failure> {
+    ) -> Result<Found, Failure> {
         let name = format!("{NAME} all pairs, {size_bytes} bytes, {proxies} proxies");
         crate::progress::begin(&name);
         let contexts = self.sides.iter().map(|side| &side.context).collect();
-        let shape = Shape { contexts, place: WordPlace::default(), len_bytes: WINDOW_BYTES, proxies };
+        let len_bytes = puts(size_bytes, WINDOW_BYTES) * size_bytes;
+        let shape = Shape { contexts, place: WordPlace::default(), len_bytes, proxies };
         let mesh =
             Mesh::new(&shape, gpus.args, gpus.pinning).map_err(|source| Failure::proxy(&name, source))?;
         let found = self.windows(gpus, &name, &mesh, size_bytes, corrupt)?;
         // Engines that still ran would take cores from the plain copies.
         let ends = mesh.stop(&name, gpus.args.deadline())?;
-        let theirs = self.copies(gpus, &name, &ends, size_bytes)?;
+        let found = Found { theirs: self.copies(gpus, &name, &ends, size_bytes)?, ..found };
         drop(ends);
         for context in &self.contexts {
             context.reclaim().map_err(|source| Failure::gpu(&name, source))?;
         }
-        Ok((found, theirs))
+        Ok(found)
     }
 
     fn windows(
@@ -208,19 +264,21 @@ impl Ranks {
         size_bytes: u64,
         corrupt: Option<u64>,
     ) -> Result<Found, Failure> {
-        let (ranks, puts) = (self.sides.len(), WINDOW_BYTES / size_bytes);
+        let (ranks, puts) = (self.sides.len(), puts(size_bytes, WINDOW_BYTES));
+        let (before, counted) = windows_of(gpus.args, puts);
+        let count = before + counted;
         let failed = |source| Failure::gpu(name, source);
         let check = gpus.args.check().into();
-        let plan = Plan { len_bytes: size_bytes, puts, count: WINDOWS, follows: 0, check, corrupt: u64::MAX };
+        let plan = Plan { len_bytes: size_bytes, puts, count, follows: 0, check, corrupt: u64::MAX };
         let mut launched = Vec::new();
         for (rank, side) in self.sides.iter().enumerate() {
             let ends = &mesh.ends[rank * (ranks - 1)..(rank + 1) * (ranks - 1)];
-            launched.push(Launched::new(side, ends, corrupt.filter(|_| rank == 0)).map_err(failed)?);
+            launched.push(Launched::new(side, ends, count, corrupt.filter(|_| rank == 0)).map_err(failed)?);
         }
         for (side, at) in self.sides.iter().zip(&launched) {
             at.launch(name, side, &plan)?;
         }
-        let started = start_windows(gpus, name, &launched);
+        let started = start_windows(gpus, name, count, &launched);
         // Whatever came of the windows, no kernel may be left when memory goes.
         for side in &self.sides {
             side.stream.wait(gpus.limit()).map_err(failed)?;
@@ -230,15 +288,9 @@ impl Ranks {
             blocks.extend(at.output.read(name)?);
         }
         started?;
-        let bytes = (puts * size_bytes) as f64;
-        let rate = |us: &[f64]| median(&us[1..]).map_or(f64::NAN, |spread| bytes / spread.median / 1e3);
-        let slowest = |window: usize| blocks.iter().map(|block| block.us[window]).fold(0.0, f64::max);
-        let slowest: Vec<f64> = (0..WINDOWS as usize).map(slowest).collect();
-        Ok(Found {
-            pairs: blocks.iter().map(|block| rate(&block.us)).collect(),
-            total: blocks.len() as f64 * rate(&slowest),
-            wrong: blocks.iter().map(|block| block.wrong).sum(),
-        })
+        let wrong = blocks.iter().map(|block| block.wrong).sum();
+        let pairs = blocks.into_iter().map(|block| block.us).collect();
+        Ok(Found { pairs, before: before as usize, bytes: puts * size_bytes, wrong, theirs: f64::NAN })
     }
 
     fn copies<'m>(
@@ -260,9 +312,9 @@ impl Ranks {
             })
         };
         let ways = ends.iter().enumerate().filter_map(way).collect();
-        let seconds =
-            Plain::new(name, gpus.limit(), ways)?.window_s(size_bytes, WINDOW_BYTES / size_bytes, false)?;
-        Ok(ends.len() as f64 * WINDOW_BYTES as f64 / seconds / 1e9)
+        let puts = puts(size_bytes, WINDOW_BYTES);
+        let seconds = Plain::new(name, gpus.limit(), ways)?.window_s(size_bytes, puts, false)?;
+        Ok((ends.len() as u64 * puts * size_bytes) as f64 / seconds / 1e9)
     }
 }
 
@@ -276,7 +328,12 @@ struct Launched {
 }
 
 impl Launched {
-    fn new(side: &Side, ends: &[End], corrupt: Option<u64>) -> Result<Self, portway_fifo::Error> {
+    fn new(
+        side: &Side,
+        ends: &[End],
+        windows: u64,
+        corrupt: Option<u64>,
+    ) -> Result<Self, portway_fifo::Error> {
         let id = |from: usize, to: usize| (from * MOST_RANKS + to) as u64;
         let route = |(at, end): (usize, &End)| Route {
             end: Handle::of(end),
@@ -290,7 +347,7 @@ impl Launched {
         let pairs = context.device_memory(size_of_val(&table[..]) as u64)?;
         pairs.write(0, bytemuck::cast_slice(&table))?;
         let words = Words::new(context.host_memory((blocks + 1) * STRIDE_BYTES)?)?;
-        Ok(Launched { pairs, blocks, words, output: Output::new(context, blocks, WINDOWS)? })
+        Ok(Launched { pairs, blocks, words, output: Output::new(context, blocks, windows)? })
     }
 
     fn launch(&self, name: &str, side: &Side, plan: &Plan) -> Result<(), Failure> {
@@ -308,8 +365,8 @@ impl Launched {
 }
 
 /// Starts each window once all blocks of all ranks are ready for it.
-fn start_windows(gpus: &Gpus, name: &str, launched: &[Launched]) -> Result<(), Failure> {
-    for window in 1..=WINDOWS {
+fn start_windows(gpus: &Gpus, name: &str, windows: u64, launched: &[Launched]) -> Result<(), Failure> {
+    for window in 1..=windows {
         let begin = Instant::now();
         loop {
             let words = launched.iter().flat_map(|at| (0..at.blocks).map(|block| at.word(block)));

@@ -71,7 +71,7 @@ fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
     Ok(vec![
         Control::new(NAME, "throughput", 1, outcome.wrong.unwrap_or(0)),
         Control::new(NAME, "push-flush", 1, latency::run(args, Some(0), pinning)?.wrong),
-        Control::new(NAME, "load", 1, load::offer(args, load::KOPS.0, Some(1), pinning)?.wrong),
+        Control::new(NAME, "load", 1, load::offer(args, load::KOPS.0, Some(0), pinning)?.wrong),
     ])
 }
 

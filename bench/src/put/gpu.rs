@@ -10,7 +10,7 @@ use super::NAME;
 use super::stages::{self, Rig};
 use super::stamped::Stamp;
 use super::throughput::{of_windows, window};
-use super::wired::{End, Wired};
+use super::wired::{End, Wired, triggers};
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::gpu::{self, Gpu, cycle_ns};
@@ -67,8 +67,8 @@ pub fn run(args: &Args, pinning: &Pinning, report: &mut Report) -> Result<(), Fa
         report.results.extend(load(&bench)?);
         if args.stages {
             report.note(NAME, "gpu-stages: pop to post and post to completion by the processor's clock; the whole, one way, by the");
-            report.note(NAME, "GPU's; push to pop and post to seen are what the whole has more than pop to post: a difference of two");
-            report.note(NAME, "durations, for no clock is subtracted from another");
+            report.note(NAME, "GPU's; push to pop and post to seen are what is left of the whole, a difference of mean durations by two");
+            report.note(NAME, "clocks: it has a share, and no times of its own, for that of single messages would say nothing");
             report.results.extend(stages(&bench)?);
         }
         if args.check() {
@@ -137,8 +137,9 @@ fn load(bench: &Bench) -> Result<Vec<Row>, Failure> {
     load::rows(args, 0..args.most_runs, &[(size_bytes, row)], &args.rates_kops(KOPS), offer)
 }
 
-/// The stages that the processor sees, beside the whole by the GPU's clock. Clocks of the two are not compared: what is left
-/// of a time by the one without a time by the other is what the GPU's ends took, push to pop and post to seen.
+/// The stages that the processor sees, beside the whole by the GPU's clock. Clocks of the two are not compared. What the GPU's
+/// ends took, push to pop and post to seen, is what is left of the whole: a difference of durations by two clocks, of which
+/// that of the means says something and that of a single message, which may even be negative, does not.
 fn stages(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let args = bench.args;
     let mut rows = Vec::new();
@@ -155,14 +156,13 @@ fn stages(bench: &Bench) -> Result<Vec<Row>, Failure> {
             ..Row::default()
         };
         let Staged { whole, post, completion, wrong } = found;
-        let ends = whole.iter().zip(&post).map(|(whole, post)| whole - post).collect();
-        let whole_row = Row { wrong: args.check().then_some(wrong), ..row.clone() };
-        let stages = [
-            ("push to pop, post to seen", ends),
-            (stages::POP_POST, post),
-            (stages::POST_COMPLETED, completion),
-        ];
-        rows.extend(stages::shares(args, &row, whole_row, whole, stages));
+        let (count, whole_row) =
+            (whole.len() as u64, Row { wrong: args.check().then_some(wrong), ..row.clone() });
+        let seen = [(stages::POP_POST, post), (stages::POST_COMPLETED, completion)];
+        let staged = stages::shares(args, &row, whole_row, whole, seen);
+        let share_percent = staged.get(1).and_then(|post| post.share_percent).map(|share| 100.0 - share);
+        rows.extend(staged);
+        rows.push(Row { subject: stages::REST.into(), iterations: count, share_percent, ..row });
     }
     Ok(rows)
 }
@@ -196,7 +196,7 @@ fn staged(bench: &Bench, size_bytes: u64, corrupt: Option<u64>, found: &mut Stag
         let served = engine.join().ok().flatten();
         launched.and_then(|launched| served.map(|()| launched).ok_or_else(|| trial.why()))
     })?;
-    let logs = rig.take();
+    let logs = rig.take(size_bytes);
     drop(rig);
     gpu.reclaim(&name)?;
     let skip = (done.count - done.counted) as usize;
@@ -287,7 +287,7 @@ fn round_trips(bench: &Bench, size_bytes: u64, corrupt: Option<u64>) -> Result<S
     let plan = Plan { warmup: bench.args.warmup, most, ..plan(bench, size_bytes, 1, corrupt) };
     let wired = wire(bench, &name, size_bytes)?;
     let (done, samples) = launch(bench, &name, "round_trips", plan, THREADS, &wired.ends)?;
-    stop(bench, &name, wired, 2 * done.count + 1)?;
+    stop(bench, &name, wired, 2 * done.count * triggers(size_bytes) + 1)?;
     Ok(Samples::of_run(ways(&done, &samples), done.counted, done.wrong))
 }
 
@@ -305,7 +305,7 @@ fn windows(bench: &Bench, size_bytes: u64, corrupt: Option<u64>) -> Result<Outco
     let wired = wire(bench, &name, size_bytes * count)?;
     let (done, samples) = launch(bench, &name, "windows", plan, threads(args), &wired.ends)?;
     // Of a window: its puts, the flush, and the signal back.
-    stop(bench, &name, wired, (count + 2) * done.count + 1)?;
+    stop(bench, &name, wired, (count * triggers(size_bytes) + 2) * done.count + 1)?;
     let ns = cycle_ns(done.ns, done.cycles);
     let time = |cycles: u32| Duration::from_nanos((f64::from(cycles) * ns) as u64);
     let took: Vec<_> = samples.iter().map(|pair| pair.map(time)).collect();
@@ -326,7 +326,8 @@ fn offer(bench: &Bench, size_bytes: u64, kops: u64, corrupt: Option<u64>) -> Res
     let (run, sent, ()) = kernel::offer(&with, &name, kops, "offer_puts", &parameters, |_| ())?;
     let wrongs = gpu.read::<u64>(&wrong, 1).map_err(failed)?;
     drop(wrong);
-    stop(bench, &name, wired, sent.iter().map(|sent| sent.count).sum())?;
+    let puts: u64 = sent.iter().map(|sent| sent.count).sum();
+    stop(bench, &name, wired, puts * triggers(size_bytes))?;
     Ok(Run { wrong: wrongs.iter().sum(), ..run })
 }
 

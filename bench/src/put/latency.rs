@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use portway_fifo::Heap;
 
 use super::side::{Channels, Place, Side, too_many, wait};
-use super::wired::Wired;
+use super::wired::{Wired, triggers};
 use super::{NAME, reference};
 use crate::args::Args;
 use crate::failure::Failure;
@@ -89,7 +89,7 @@ pub fn through(
     let [a, b] = &wired.ends;
     let mut sides = [Channels::new(a).map_err(failed)?, Channels::new(b).map_err(failed)?];
     let (samples, sent) = between(args, name, &mut sides, size_bytes, spoiled, pinning)?;
-    wired.stop(name, 2 * sent, args.deadline())?;
+    wired.stop(name, 2 * sent * triggers(size_bytes), args.deadline())?;
     Ok(samples)
 }
 

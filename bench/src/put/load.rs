@@ -5,7 +5,7 @@ use portway_fifo::Heap;
 use super::NAME;
 use super::side::{Channels, Place, Side, too_many};
 use super::throughput::window;
-use super::wired::Wired;
+use super::wired::{Wired, triggers};
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::load::software::{self, Offered};
@@ -73,7 +73,7 @@ pub fn through(
     let (run, sent) = Round::new(args, pinning, trial)
         .alone(|| software::offer(&mut messages, &Pace::new(args, kops), trial))?;
     let wrong = messages.wrong + too_many(&mut messages.to, trial)?;
-    wired.stop(name, sent, args.deadline())?;
+    wired.stop(name, sent * triggers(size_bytes), args.deadline())?;
     Ok(Run { wrong, ..run })
 }
 

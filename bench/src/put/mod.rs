@@ -81,8 +81,8 @@ fn controls(args: &Args, pinning: &Pinning) -> Result<Vec<Control>, Failure> {
     for spoil in [Spoil::FlippedBit, Spoil::NoData] {
         latency += latency::round_trips(&args, 64, Some((spoil, 0)), pinning)?.wrong;
     }
-    let (throughput, _) = throughput::measure(&args, 64, Some(1), pinning)?;
-    let load = load::offer(&args, 64, load::KOPS.0, Some(1), pinning)?;
+    let (throughput, _) = throughput::measure(&args, 64, Some(0), pinning)?;
+    let load = load::offer(&args, 64, load::KOPS.0, Some(0), pinning)?;
     let stages = args.stages.then(|| stages::control(&args, pinning)).transpose()?;
     let controls = vec![
         Control::new(NAME, "latency", 2, latency),

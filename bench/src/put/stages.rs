@@ -7,7 +7,7 @@ use super::NAME;
 use super::latency::{self, Message};
 use super::side::{Channels, Place};
 use super::stamped::{Clock, Stamp, Stamped, StepBegan};
-use super::wired::{End, Wiring, wire};
+use super::wired::{End, Wiring, triggers, wire};
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::machine::Pinning;
@@ -24,6 +24,8 @@ pub const PUSH_POP: &str = "push to pop";
 pub const POP_POST: &str = "pop to post";
 pub const POST_SEEN: &str = "post to seen";
 pub const POST_COMPLETED: &str = "post to completion";
+/// Where the ends have another clock than the engine.
+pub const REST: &str = "push to pop, post to seen";
 pub const WHOLE: &str = "whole";
 
 /// Two ends over loopback whose ports stamp what they are asked, and the engine to be stepped with [`stamp`](Self::stamp).
@@ -57,9 +59,13 @@ impl Rig {
         move || began.store(clock.now_ns(), std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// The stamps of both ends, once the engine is shut down.
-    pub fn take(&self) -> [Vec<Stamp>; 2] {
-        self.stamped.each_ref().map(|stamped| stamped.take())
+    /// The stamps of both ends' puts, once the engine is shut down. Of a put that was split, the first trigger was popped and
+    /// posted first, and the last one is complete last.
+    pub fn take(&self, size_bytes: u64) -> [Vec<Stamp>; 2] {
+        let of_put =
+            |parts: &[Stamp]| Stamp { completed_ns: parts[parts.len() - 1].completed_ns, ..parts[0] };
+        let chunk = triggers(size_bytes) as usize;
+        self.stamped.each_ref().map(|stamped| stamped.take().chunks(chunk).map(of_put).collect())
     }
 }
 
@@ -193,7 +199,7 @@ fn measure(
         })
     };
     let ((samples, _), ()) = round.both(time, || serve(&mut rig.engine, trial, stamp))?;
-    let logs = rig.take();
+    let logs = rig.take(size_bytes);
     let counted = ways.len() - samples.warm.len();
     for (n, pair) in ways.iter().enumerate().skip(counted) {
         for (way, log) in pair.iter().zip(&logs) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use portway_fifo::Heap;
 
 use super::side::{Channels, Place, Side, too_many, wait};
-use super::wired::Wired;
+use super::wired::{Wired, triggers};
 use super::{NAME, reference};
 use crate::args::Args;
 use crate::failure::Failure;
@@ -89,7 +89,7 @@ pub fn through(
     let [from, to] = &wired.ends;
     let mut sides = [Channels::new(from).map_err(failed)?, Channels::new(to).map_err(failed)?];
     let (outcome, sent) = between(args, name, &mut sides, size_bytes, spoiled, pinning)?;
-    wired.stop(name, sent, args.deadline())?;
+    wired.stop(name, sent * triggers(size_bytes), args.deadline())?;
     Ok(outcome)
 }
 
@@ -162,7 +162,7 @@ fn windows<S: Side>(
     for (least, limit) in phases {
         let (begin, before) = (Instant::now(), windows.sent);
         windows.counted = 0;
-        while windows.sent - before < least && begin.elapsed() < limit {
+        while windows.sent - before < least && (windows.counted == 0 || begin.elapsed() < limit) {
             if args.check() {
                 for (place, number) in places().zip(windows.sent..) {
                     from.memory().fill(place, number);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use portway_fifo::{Fifo, Platform, Region};
 use portway_proxy::transport::{LocalMemory, RemoteMemory, Transport};
 use portway_proxy::{
-    ChannelConfig, Config, Engine, Error, Idle, Loopback, PortChannel, RunConfig, Stop, loopback,
+    ChannelConfig, Config, Engine, Error, Idle, Loopback, MAX_PUT_BYTES, PortChannel, RunConfig, Stop,
+    loopback,
 };
 
 use crate::failure::Failure;
@@ -90,6 +91,11 @@ impl Wired {
         }
         Ok(())
     }
+}
+
+/// The triggers of a put: long ones are split.
+pub fn triggers(size_bytes: u64) -> u64 {
+    size_bytes.div_ceil(MAX_PUT_BYTES)
 }
 
 /// Connects two ends, with an engine that nobody steps yet.
