@@ -76,7 +76,7 @@ impl Clique {
         self.team.life.end()
     }
 
-    /// What did not come back when it was aborted.
+    /// What did not come back when it, or a child of it, was aborted.
     pub fn quarantine(&self) -> Quarantine {
         self.team.life.quarantine.clone()
     }

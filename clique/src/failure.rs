@@ -35,7 +35,8 @@ pub struct Failure {
     /// What the participants have in the variables that name what a host has, such as its interfaces, once they have said
     /// so: each value with who has it. They are not compared.
     pub hardware: Vec<String>,
-    /// What did not come back of this participant's attempts to end its communicators.
+    /// What did not come back of this participant's attempts to end its communicators. A clique and its children count
+    /// together.
     pub quarantine: Quarantine,
 }
 

@@ -200,17 +200,17 @@ fn agree(
     };
     let heard = rounds.exchange(WISHES, post, deadline, || team.life.check());
     said?;
+    let stopped = |why: String| {
+        let cause = format!("participant {} has stopped waiting: {why}", rounds.rendezvous.participant());
+        failed(team, Fault::new(None, cause).note(Phase::Ready, process))
+    };
     let drafts = match heard {
         Ok(messages) => specs(&messages)
             .and_then(|specs| specs.iter().filter_map(|spec| draft(team, spec).transpose()).collect()),
         // All hear that.
         Err(Short::Failed(note)) => return Err(failed(team, note)),
-        Err(Short::Silent(who)) => {
-            let this = rounds.rendezvous.participant();
-            let fault = Fault::new(None, format!("participant {this} has stopped waiting: {who}"));
-            Err(failed(team, fault.note(Phase::Ready, process)))
-        }
-        Err(Short::Error(error)) => Err(failed(team, note_of(&error, Phase::Ready, process))),
+        Err(Short::Silent(why)) => Err(stopped(why)),
+        Err(Short::Error(error)) => Err(stopped(error.to_string())),
     };
     // What all want stays to be heard by whoever comes late. So who has left meanwhile says it here, and one that did not
     // come here, with some in the library and some not, would be the end of the parent.
@@ -256,6 +256,20 @@ fn wishes_of_all(
     Ok(all)
 }
 
+/// Children on their way. Those that are still here when this is dropped are ended, also when the leader panics.
+struct Drafts {
+    all: Vec<Draft>,
+    /// Why they end.
+    note: Note,
+    deadline: Deadline,
+}
+
+impl Drop for Drafts {
+    fn drop(&mut self) {
+        abandon(&self.all, &self.note, self.deadline);
+    }
+}
+
 /// Makes the children, brings them up, uses them first, on all participants or on none.
 fn children(
     team: &Team,
@@ -264,11 +278,14 @@ fn children(
     make: Make,
     deadline: Deadline,
 ) -> Result<Word, CliqueError> {
-    let result = bring_up(team, rounds, &drafts, make, deadline);
-    result.map_err(|note| {
-        abandon(&drafts, &note, deadline);
-        failed(team, note)
-    })?
+    let note = Fault::new(None, "what makes the children panicked").note(Phase::Ready, &team.life.process);
+    let mut drafts = Drafts { all: drafts, note, deadline };
+    let result = bring_up(team, rounds, &drafts.all, make, deadline);
+    match &result {
+        Ok(_) => drafts.all.clear(),
+        Err(note) => drafts.note = note.clone(),
+    }
+    result.map_err(|note| failed(team, note))
 }
 
 /// Ends children that nobody joins: all at once, since what hangs in one takes all the time that there is. The deadline
@@ -299,7 +316,7 @@ fn bring_up(
     drafts: &[Draft],
     make: Make,
     deadline: Deadline,
-) -> Result<Result<Word, CliqueError>, Note> {
+) -> Result<Word, Note> {
     let process = &team.life.process;
     let made = made(team, drafts, make, deadline).map_err(|fault| {
         let note = fault.note(Phase::Ready, process);
@@ -332,7 +349,7 @@ fn bring_up(
         (draft.life.clone(), part)
     });
     let used = joint("used", "late").run(used.collect())?;
-    Ok(place(team, drafts, used.results))
+    place(team, drafts, used.results).map_err(|error| note_of(&error, Phase::Ready, process))
 }
 
 /// Calls the library for the parents, and puts each child into the custody of its own owner.
@@ -397,9 +414,11 @@ fn draft(team: &Team, spec: &Spec) -> Result<Option<Draft>, CliqueError> {
     let mut rounds = team.life.rounds.keyed(&spec.name);
     let everybody = who.len() == rounds.rendezvous.participants() as usize;
     rounds.who = if everybody { None } else { Some(who.into_iter().collect()) };
-    let life =
-        Arc::new(Life::new(team.life.backend.clone(), rounds, team.life.process.clone(), plan.locals.len())?);
-    Ok(Some(Draft { life, plan, seats, from }))
+    let (backend, process) = (team.life.backend.clone(), team.life.process.clone());
+    let mut life = Life::new(backend, rounds, process, plan.locals.len())?;
+    // Whoever is told that there is no child is shown what did not come back of it.
+    life.quarantine = team.life.quarantine.clone();
+    Ok(Some(Draft { life: Arc::new(life), plan, seats, from }))
 }
 
 /// The children's teams, and the place of each local seat of the parent.
