@@ -3,14 +3,14 @@
 mod meeting;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use meeting::{LOCALHOST, PATIENCE, ok, round, tcp};
 use portway_clique::CliqueError;
-use portway_clique::rendezvous::{JobToken, MAX_PARTICIPANTS, Rendezvous, Tcp, TcpConfig};
+use portway_clique::rendezvous::{JobToken, MAX_PARTICIPANTS, Post, Rendezvous, Tcp, TcpConfig};
 
 fn start_error(config: TcpConfig) -> CliqueError {
     match Tcp::start(config) {
@@ -130,13 +130,154 @@ fn the_store_lives_until_everybody_has_left_and_no_longer_than_it_may() {
     let error = second.gather(&round(0, "a"), PATIENCE).unwrap_err();
     assert!(matches!(error, CliqueError::System { .. }), "{error}");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
 
-    // Dropping is bounded too.
-    let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
-    let _second = Tcp::start(tcp(1, 2, first.address())).unwrap();
+/// Dropping participant 0 ends the store when no round needs it, and not before: the control is one that somebody still has
+/// to gather. Nor does it wait for ever.
+#[test]
+fn a_store_that_is_dropped_stays_as_long_as_a_round_needs_it() {
+    let drop_takes = |first: Tcp| {
+        let began = Instant::now();
+        drop(first);
+        began.elapsed()
+    };
+    let short = Duration::from_millis(500);
+    let pair = || {
+        let first = Tcp::start(tcp(0, 2, LOCALHOST)).unwrap();
+        let second = Tcp::start(tcp(1, 2, first.address())).unwrap();
+        for member in [&first, &second] {
+            member.post(&round(0, "a"), ok("x")).unwrap();
+        }
+        assert!(first.gather(&round(0, "a"), PATIENCE).unwrap().0.iter().all(Option::is_some));
+        (first, second)
+    };
+    let (first, second) = pair();
+    second.gather(&round(0, "a"), PATIENCE).unwrap();
+    let took = drop_takes(first);
+    assert!(took < short, "{took:?}");
+
+    let (first, second) = pair();
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| drop_takes(first));
+        std::thread::sleep(short);
+        assert!(!leaving.is_finished());
+        // Participant 1 gets it all the same, and then nothing is left to wait for.
+        assert_eq!(second.gather(&round(0, "a"), PATIENCE).unwrap().0, [Some(ok("x")), Some(ok("x"))]);
+        let took = leaving.join().unwrap();
+        assert!(took < short * 3, "{took:?}");
+    });
+
+    let (first, _second) = pair();
+    let took = drop_takes(first);
+    assert!((Duration::from_millis(2000)..Duration::from_millis(2600)).contains(&took), "{took:?}");
+}
+
+/// How long a gather may take to learn that it waits in vain.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Three participants that have posted and gathered the first round; the last of them over a relay.
+fn three_have_begun() -> (Tcp, Tcp, Tcp, Relay) {
+    let first = Tcp::start(tcp(0, 3, LOCALHOST)).unwrap();
+    let second = Tcp::start(tcp(1, 3, first.address())).unwrap();
+    let relay = Relay::start(first.address());
+    let third =
+        Tcp::start(TcpConfig { within: Duration::from_millis(300), ..tcp(2, 3, relay.address) }).unwrap();
+    for member in [&first, &second, &third] {
+        member.post(&round(0, "a"), ok("x")).unwrap();
+    }
+    for member in [&first, &second, &third] {
+        assert!(member.gather(&round(0, "a"), PATIENCE).unwrap().0.iter().all(Option::is_some));
+    }
+    for member in [&first, &second] {
+        member.post(&round(0, "b"), ok("x")).unwrap();
+    }
+    (first, second, third, relay)
+}
+
+/// What a gather of the second round brings of the third participant, and how long it takes.
+fn third_in(member: &Tcp, attempt: u64, phase: &'static str, within: Duration) -> (Option<Post>, Duration) {
     let began = Instant::now();
-    drop(first);
-    assert!(began.elapsed() < Duration::from_millis(2600), "{:?}", began.elapsed());
+    let said = member.gather(&round(attempt, phase), within).unwrap();
+    (said.0[2].clone(), began.elapsed())
+}
+
+#[test]
+fn who_has_begun_an_attempt_and_left_is_waited_for_no_longer() {
+    let (first, second, third, _relay) = three_have_begun();
+    std::thread::scope(|scope| {
+        // One waits already, the other begins after that.
+        let waiting = scope.spawn(|| third_in(&second, 0, "b", PATIENCE));
+        std::thread::sleep(Duration::from_millis(50));
+        drop(third);
+        for (said, took) in [third_in(&first, 0, "b", PATIENCE), waiting.join().unwrap()] {
+            assert_eq!(said, None);
+            println!("recorded: that a participant has left is heard after {took:?}");
+            assert!(took < SOON, "{took:?}");
+        }
+    });
+    assert!(first.whereabouts(2).unwrap().contains("has left"), "{:?}", first.whereabouts(2));
+    // Short gathers that are repeated keep their pace.
+    let short = Duration::from_millis(20);
+    for _ in 0..20 {
+        let (said, took) = third_in(&first, 0, "b", short);
+        assert!(said.is_none() && took >= short, "{took:?}");
+    }
+    // In an attempt that it has not begun a successor may take its place, and is waited for.
+    for member in [&first, &second] {
+        member.post(&round(1, "a"), ok("x")).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| third_in(&first, 1, "a", PATIENCE));
+        std::thread::sleep(2 * SOON);
+        assert!(!waiting.is_finished());
+        let successor = Tcp::start(tcp(2, 3, first.address())).unwrap();
+        successor.post(&round(1, "a"), ok("successor")).unwrap();
+        assert_eq!(waiting.join().unwrap().0, Some(ok("successor")));
+    });
+}
+
+/// A connection that breaks is not the end of a process, if it opens another one.
+#[test]
+fn who_loses_its_connections_and_comes_back_is_waited_for() {
+    let (first, second, third, relay) = three_have_begun();
+    let comes_back = |phase: &'static str, after: Duration| {
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| third_in(&first, 0, phase, PATIENCE));
+            std::thread::sleep(Duration::from_millis(400)); // the gather has waited for long enough to be ended
+            relay.cut();
+            std::thread::sleep(after);
+            third.look(&round(0, phase)).unwrap_err(); // it finds that the connection is broken
+            third.look(&round(0, phase)).unwrap();
+            std::thread::sleep(SOON);
+            let is_over = waiting.is_finished();
+            third.post(&round(0, phase), ok("back")).unwrap();
+            (is_over, waiting.join().unwrap().0)
+        })
+    };
+    assert_eq!(comes_back("b", Duration::ZERO), (false, Some(ok("back"))));
+    // The control: one that stays away is given up. When it comes back the round is as it was.
+    for member in [&first, &second] {
+        member.post(&round(0, "c"), ok("x")).unwrap();
+    }
+    assert_eq!(comes_back("c", SOON), (true, None));
+    assert_eq!(third_in(&first, 0, "c", PATIENCE).0, Some(ok("back")));
+}
+
+/// Requests that are not answered in time cost their connections, and not the one that says that a process is there.
+#[test]
+fn who_gets_no_answers_has_not_gone() {
+    let (first, _second, third, relay) = three_have_begun();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| third_in(&first, 0, "b", PATIENCE));
+        relay.shared.is_mute.store(true, Ordering::Release);
+        let error = third.post(&round(0, "lost"), ok("x")).unwrap_err();
+        assert!(matches!(error, CliqueError::Timeout { .. }), "{error}");
+        std::thread::sleep(2 * SOON);
+        assert!(!waiting.is_finished());
+        relay.shared.is_mute.store(false, Ordering::Release);
+        third.post(&round(0, "b"), ok("there")).unwrap();
+        assert_eq!(waiting.join().unwrap().0, Some(ok("there")));
+    });
 }
 
 /// The end of the store reaches a gather that waits, long before its limit.
@@ -209,31 +350,61 @@ fn who_does_not_say_who_it_is_is_dropped() {
     }
 }
 
-/// Passes the bytes of one connection on, both ways, and counts them.
-fn relay(store: SocketAddr, bytes: Arc<AtomicUsize>) -> SocketAddr {
-    let listener = TcpListener::bind(LOCALHOST).unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let near = listener.accept().unwrap().0;
-        let far = TcpStream::connect(store).unwrap();
-        for stream in [&near, &far] {
-            stream.set_nodelay(true).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        }
-        let pass = |mut from: TcpStream, mut to: TcpStream, bytes: Arc<AtomicUsize>| {
-            let mut some = [0; 4096];
-            while let Ok(len @ 1..) = from.read(&mut some) {
-                bytes.fetch_add(len, Ordering::AcqRel);
-                if to.write_all(&some[..len]).is_err() {
-                    return;
+/// A network between a participant and the store: passes the bytes of its connections on, and counts them.
+struct Relay {
+    address: SocketAddr,
+    shared: Arc<Relayed>,
+}
+
+#[derive(Default)]
+struct Relayed {
+    bytes: AtomicUsize,
+    /// Nothing that the store answers arrives.
+    is_mute: AtomicBool,
+    /// Both ends of each connection.
+    streams: Mutex<Vec<[TcpStream; 2]>>,
+}
+
+impl Relay {
+    fn start(store: SocketAddr) -> Self {
+        let listener = TcpListener::bind(LOCALHOST).unwrap();
+        let relay = Relay { address: listener.local_addr().unwrap(), shared: Arc::default() };
+        let shared = relay.shared.clone();
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let (near, far) = (near.unwrap(), TcpStream::connect(store).unwrap());
+                for stream in [&near, &far] {
+                    stream.set_nodelay(true).unwrap();
+                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                }
+                let copies = || [near.try_clone().unwrap(), far.try_clone().unwrap()];
+                shared.streams.lock().unwrap().push(copies());
+                for (is_answer, [mut from, mut to]) in [(false, copies()), (true, [far, near])] {
+                    let shared = shared.clone();
+                    std::thread::spawn(move || {
+                        let mut some = [0; 4096];
+                        while let Ok(len @ 1..) = from.read(&mut some) {
+                            shared.bytes.fetch_add(len, Ordering::AcqRel);
+                            let is_lost = is_answer && shared.is_mute.load(Ordering::Acquire);
+                            if !is_lost && to.write_all(&some[..len]).is_err() {
+                                return;
+                            }
+                        }
+                        let _ = to.shutdown(Shutdown::Write);
+                    });
                 }
             }
-        };
-        let (back, count) = ((far.try_clone().unwrap(), near.try_clone().unwrap()), bytes.clone());
-        std::thread::spawn(move || pass(back.0, back.1, count));
-        pass(near, far, bytes);
-    });
-    address
+        });
+        relay
+    }
+
+    /// Breaks every connection, as a network does.
+    fn cut(&self) {
+        for stream in self.shared.streams.lock().unwrap().drain(..).flatten() {
+            stream.shutdown(Shutdown::Both).unwrap();
+        }
+    }
 }
 
 /// The bytes of ten looks at a round that has not ended, and of ten gathers of it, with so many participants.
@@ -241,8 +412,10 @@ fn bytes_of_ten(participants: u32) -> (usize, usize) {
     let first = Tcp::start(tcp(0, participants, LOCALHOST)).unwrap();
     let others: Vec<Tcp> =
         (2..participants).map(|one| Tcp::start(tcp(one, participants, first.address())).unwrap()).collect();
-    let bytes = Arc::new(AtomicUsize::new(0));
-    let one = Tcp::start(tcp(1, participants, relay(first.address(), bytes.clone()))).unwrap();
+    let relay = Relay::start(first.address());
+    let bytes = &relay.shared.bytes;
+    let one = Tcp::start(tcp(1, participants, relay.address)).unwrap();
+    assert_eq!(one.look(&round(0, "life")).unwrap(), None); // it has its connections by now
     let mut counted = [0; 2];
     for (look, counted) in [true, false].into_iter().zip(&mut counted) {
         bytes.store(0, Ordering::Release);

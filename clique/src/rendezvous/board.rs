@@ -178,6 +178,20 @@ impl Board {
         Ok((open.missing == 0 || open.failed).then(|| open.said.clone()))
     }
 
+    /// Whether somebody is missing in a round, of those who have gone, who had posted in its attempt before. It will not
+    /// post any more, and nobody can in its place: that one would have to begin with a round which has its post already.
+    pub(crate) fn waits_in_vain(&self, key: &Key, gone: &[u32]) -> bool {
+        let of_attempt = |other: &Key| other.clique == key.clique && other.attempt == key.attempt;
+        let all_have = self.over.iter().any(|(old, end)| matches!(end, End::Gathered) && of_attempt(old));
+        let rounds: Vec<&Open> =
+            self.open.iter().filter(|(other, _)| of_attempt(other)).map(|(_, open)| open).collect();
+        let has_in = |open: &Open, participant: u32| open.posted.get(participant as usize) == Some(&true);
+        gone.iter().any(|participant| {
+            let is_missing = !self.open.get(key).is_some_and(|open| has_in(open, *participant));
+            is_missing && (all_have || rounds.iter().any(|open| has_in(open, *participant)))
+        })
+    }
+
     /// How many rounds are open.
     pub(crate) fn open_rounds(&self) -> usize {
         self.open.len()
@@ -354,6 +368,33 @@ mod tests {
             assert_eq!(board.gather(participant, &key(0, "a"), false).unwrap(), Some(said.clone()));
         }
         assert_eq!(board.open_rounds(), 0);
+    }
+
+    #[test]
+    fn who_has_begun_an_attempt_and_gone_is_waited_for_in_vain() {
+        let mut board = Board::new(3);
+        let (a, b) = (key(1, "a"), key(1, "b"));
+        board.post(1, &a, ok(1)).unwrap();
+        // Where it has posted nobody waits for it, and who had not posted may have a successor.
+        assert!(!board.waits_in_vain(&a, &[0, 1, 2]));
+        assert!(board.waits_in_vain(&b, &[1]));
+        assert!(!board.waits_in_vain(&b, &[0, 2]));
+        // Neither an earlier nor a later attempt is this one, nor is another clique's.
+        for other in [key(0, "b"), key(2, "b"), Key { clique: "d".to_owned(), ..b.clone() }] {
+            assert!(!board.waits_in_vain(&other, &[1]), "{other}");
+        }
+        // A round that is over counts too.
+        for participant in [0, 2] {
+            board.post(participant, &a, ok(0)).unwrap();
+        }
+        for participant in 0..3 {
+            board.gather(participant, &a, false).unwrap().unwrap();
+        }
+        assert_eq!(board.open_rounds(), 0);
+        board.post(1, &b, ok(1)).unwrap();
+        assert!(!board.waits_in_vain(&b, &[1]));
+        assert!(board.waits_in_vain(&b, &[2]));
+        assert!(!board.waits_in_vain(&b, &[]));
     }
 
     #[test]

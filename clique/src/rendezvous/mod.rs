@@ -88,6 +88,9 @@ pub trait Rendezvous: Debug + Send + Sync {
     /// Returns what was said in a round: as soon as everybody has said something, as soon as somebody has said
     /// [`Post::Failed`], or when the time is over, then with gaps.
     ///
+    /// It ends with gaps before its time is over where a rendezvous knows that it waits in vain, as [`Tcp`] does: for a
+    /// participant that is missing, that posted in this attempt of the clique before, and whose process has gone since.
+    ///
     /// Of several failures the first decides: it alone is in the answer, the same one for everybody who gathers. First is
     /// what came first to where the messages meet, the hub, the store or the folder; no clock has a say in it.
     ///
@@ -109,6 +112,18 @@ pub trait Rendezvous: Debug + Send + Sync {
         let _ = participant;
         None
     }
+}
+
+/// How long participant 0 stays when it is dropped, for the others' sake.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// For whom participant 0 stays when it leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StayFor {
+    /// For everybody who has not left.
+    Everybody,
+    /// As long as some round is kept: somebody has not posted or gathered it.
+    Rounds,
 }
 
 /// Refuses what no rendezvous carries.

@@ -94,8 +94,20 @@ enum When {
 
 /// Three participants; one gets a signal, the others go on. Returns what the others said, and the victim's process id.
 fn with_signal(kind: Kind, victim: u32, when: When, signal: Option<Signal>) -> (Vec<Vec<String>>, u32) {
+    with_signal_and_limit(kind, victim, when, signal, LIMIT)
+}
+
+fn with_signal_and_limit(
+    kind: Kind,
+    victim: u32,
+    when: When,
+    signal: Option<Signal>,
+    limit: Duration,
+) -> (Vec<Vec<String>>, u32) {
     let place = Place::new(kind);
-    let mut all: Vec<Participant> = (0..3).map(|participant| place.start(participant, 3)).collect();
+    let part = |participant| Part { limit, ..place.part(participant, 3) };
+    let mut all: Vec<Participant> =
+        (0..3).map(|participant| Participant::start(&part(participant))).collect();
     let step = match when {
         When::BeforeConnect => "connect",
         When::AfterConnect | When::InGather => "post-a",
@@ -168,6 +180,71 @@ fn others_miss(kind: Kind, when: When, signal: Signal) {
             lines(&said, "error post").is_empty() && lines(&said, "error gather").is_empty(),
             "{context}"
         );
+    }
+}
+
+/// How long the others' gathers took in which they missed the one who got the signal.
+fn missed_after(when: When, signal: Signal, limit: Duration) -> Vec<Duration> {
+    let round = if when == When::AfterConnect { "gather-a" } else { "gather-b" };
+    let said = with_signal_and_limit(Kind::Tcp, 1, when, Some(signal), limit).0;
+    let took = said.iter().map(|said| {
+        assert_eq!(lines(said, &format!("missing {round} 1 ")).len(), 1, "{when:?} {signal:?}: {said:#?}");
+        let millis = lines(said, &format!("took {round} "))[0].parse().unwrap();
+        Duration::from_millis(millis)
+    });
+    took.collect()
+}
+
+/// The end of a process that has begun an attempt is heard long before the limit. Of three tries one has to be in time: a
+/// machine that is shared is late now and then.
+#[test]
+fn a_killed_participant_is_heard_of_at_once() {
+    std::thread::scope(|scope| {
+        for when in [When::AfterPost, When::InGather] {
+            scope.spawn(move || {
+                let in_time = (0..3).any(|_| {
+                    let took = missed_after(when, Signal::KILL, meeting::PATIENCE);
+                    println!("recorded: killed {when:?}, heard after {took:?}, of {:?}", meeting::PATIENCE);
+                    took.iter().all(|took| *took < Duration::from_secs(1))
+                });
+                assert!(in_time, "{when:?}");
+            });
+        }
+        // The controls: one that is stopped may go on, and one that had said nothing may have a successor.
+        let limit = 2 * LIMIT;
+        for (when, signal) in [(When::AfterPost, Signal::STOP), (When::AfterConnect, Signal::KILL)] {
+            scope.spawn(move || {
+                for took in missed_after(when, signal, limit) {
+                    assert!(took >= limit, "{when:?} {signal:?}: {took:?}");
+                }
+            });
+        }
+    });
+}
+
+/// A process that was killed before it said anything has a successor, and the others wait for that.
+#[test]
+fn a_successor_takes_part_in_what_its_predecessor_had_not_begun() {
+    let place = Place::new(Kind::Tcp);
+    let part = |participant| Part { limit: meeting::PATIENCE, ..place.part(participant, 3) };
+    let mut all: Vec<Participant> =
+        (0..3).map(|participant| Participant::start(&part(participant))).collect();
+    for one in &mut all {
+        one.bring_to("post-a");
+    }
+    let killed = all.remove(1);
+    killed.signal(Signal::KILL);
+    drop(killed);
+    let said = std::thread::scope(|scope| {
+        let finishing: Vec<_> = all.iter_mut().map(|one| scope.spawn(|| one.finish())).collect();
+        std::thread::sleep(Duration::from_secs(1)); // they wait by then, most times
+        let mut successor = Participant::start(&part(1));
+        let mut said = vec![successor.finish()];
+        said.extend(finishing.into_iter().map(|one| one.join().unwrap()));
+        said
+    });
+    for said in said {
+        assert!(lines(&said, "error").is_empty() && lines(&said, "missing").is_empty(), "{said:#?}");
     }
 }
 

@@ -26,7 +26,9 @@ use std::time::{Duration, Instant};
 use crate::CliqueError;
 use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS, over, superseded};
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, MAX_REQUEST_BYTES};
-use crate::rendezvous::{Gathered, Membership, Post, Rendezvous, Round, check_message, end_of};
+use crate::rendezvous::{
+    Gathered, LINGER, Membership, Post, Rendezvous, Round, StayFor, check_message, end_of,
+};
 
 use folder::{Folder, Lock};
 pub use join::SharedFileConfig;
@@ -36,10 +38,11 @@ use memory::Memory;
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(10));
 /// How many rounds too many there are before some are given up, so that not each post has to ask how old they are.
 const TOO_MANY: usize = 128;
-/// How long dropping participant 0 waits for the others to have left before it removes the run's files.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// A participant by files.
+///
+/// Dropping it leaves, as [`close`](Self::close) does. But participant 0 stays for 2 s at most, and no longer than somebody
+/// may need the files: while a round is kept that not everybody has posted and gathered, and anybody has not left.
 pub struct SharedFile {
     member: Membership,
     job: Folder,
@@ -196,15 +199,15 @@ impl SharedFile {
     /// # Errors
     /// [`CliqueError::Timeout`] at participant 0, naming who had not left; the files are gone nevertheless.
     pub fn close(mut self, within: Duration) -> Result<(), CliqueError> {
-        self.leave(within)
+        self.leave(within, StayFor::Everybody)
     }
 
-    fn leave(&mut self, within: Duration) -> Result<(), CliqueError> {
+    fn leave(&mut self, within: Duration, stay_for: StayFor) -> Result<(), CliqueError> {
         let Some(seat) = self.seat.take() else { return Ok(()) };
         let own = self.member.participant;
         let mut result = Ok(());
         if own == 0 {
-            result = self.wait_for_others(end_of(within));
+            result = self.wait_for_others(end_of(within), stay_for);
             if let Some(name) = self.run.path().file_name().and_then(|name| name.to_str()) {
                 self.job.remove(name);
             }
@@ -219,13 +222,16 @@ impl SharedFile {
         result
     }
 
-    fn wait_for_others(&self, end: Instant) -> Result<(), CliqueError> {
+    fn wait_for_others(&self, end: Instant, stay_for: StayFor) -> Result<(), CliqueError> {
         let began = Instant::now();
         let mut pause = Pause::new();
         loop {
             let still = (1..self.member.participants)
                 .find(|participant| !self.run.has(&format!("left.{participant}")));
             let Some(still) = still else { return Ok(()) };
+            if stay_for == StayFor::Rounds && self.rounds.names()?.is_empty() {
+                return Ok(());
+            }
             if Instant::now() >= end {
                 return Err(CliqueError::Timeout {
                     what: format!("closing {}", self.run.path().display()),
@@ -307,7 +313,7 @@ impl Rendezvous for SharedFile {
 
 impl Drop for SharedFile {
     fn drop(&mut self) {
-        let _ = self.leave(LINGER);
+        let _ = self.leave(LINGER, StayFor::Rounds);
     }
 }
 

@@ -30,8 +30,8 @@ pub(super) struct Connection {
     outbox: VecDeque<Arc<Vec<u8>>>,
     /// How much of the first of the outbox is gone.
     sent: usize,
-    /// The round that it waits to gather.
-    pub(super) gathering: Option<Key>,
+    /// The round that it waits to gather, and since when.
+    pub(super) gathering: Option<(Key, Instant)>,
     /// When something has to have happened; kept in step with the store's list.
     pub(super) due: Option<Instant>,
     /// Ends when the outbox is empty.

@@ -2,6 +2,9 @@
 //!
 //! Each request is a frame, each answer another; a connection carries one request at a time, and a process opens another
 //! one when it has more under way. So a post never stands behind a gather.
+//!
+//! The first connection of a process carries nothing but its goodbye, and is open as long as the process lives. So when the
+//! last one of a process ends it has gone, and the store ends the gathers that wait for it.
 
 mod connection;
 mod reading;
@@ -20,7 +23,9 @@ use crate::CliqueError;
 use crate::rendezvous::board::Key;
 use crate::rendezvous::identity::{Membership, fresh_instance, own_name, system};
 use crate::rendezvous::wire::{Frame, Hello, MAX_ANSWER_BYTES, MAX_HELLO_BYTES, Wrong};
-use crate::rendezvous::{Gathered, Post, Rendezvous, Round, check_message, end_of, has_ended};
+use crate::rendezvous::{
+    Gathered, LINGER, Post, Rendezvous, Round, StayFor, check_message, end_of, has_ended,
+};
 
 use server::Server;
 
@@ -34,8 +39,6 @@ const LOOK_WITHIN: Duration = Duration::from_secs(1);
 const EARLY: Duration = Duration::from_millis(200);
 /// How long to wait before the next try to connect to a store that is not there yet.
 const RETRY: Duration = Duration::from_millis(5);
-/// How long dropping participant 0 waits for the others to have gone.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// How a process takes part over TCP.
 #[derive(Clone, Debug)]
@@ -49,12 +52,22 @@ pub struct TcpConfig {
     pub within: Duration,
 }
 
-/// A participant over TCP. Participant 0's has the store, with a thread of its own.
+/// A participant over TCP. Participant 0's has the store, with a thread of its own, and needs a descriptor for each connection
+/// there: two of each participant, and one more for each request that a process has under way beside another.
+///
+/// The end of a process is the end of its connections, also if it is killed: 250 ms later the gathers end that wait for it in
+/// vain. One that is stopped, or whose host vanishes, has its connections still, and is waited for to the limit.
+///
+/// Dropping it leaves, as [`close`](Self::close) does. But participant 0 stays for 2 s at most, and no longer than somebody
+/// may need what it has: while a round is kept that not everybody has posted and gathered, and anybody is still there. After
+/// that the others get an error from whatever they ask, so who goes on without participant 0 is to be waited for by `close`.
 pub struct Tcp {
     member: Membership,
     address: SocketAddr,
     within: Duration,
     hello: Vec<u8>,
+    /// Its end tells the store that this process has gone; there for as long as it has not.
+    presence: Option<TcpStream>,
     /// Connections without a request. The lock is never held while waiting.
     idle: Mutex<Vec<TcpStream>>,
     whereabouts: Mutex<HashMap<u32, String>>,
@@ -102,17 +115,17 @@ impl Tcp {
         } else {
             None
         };
-        let tcp = Tcp {
+        let mut tcp = Tcp {
             member,
             address,
             within,
             hello: hello.encode(),
+            presence: None,
             idle: Mutex::new(Vec::new()),
             whereabouts: Mutex::new(HashMap::new()),
             server,
         };
-        let stream = tcp.connect(end_of(within))?;
-        lock(&tcp.idle).push(stream);
+        tcp.presence = Some(tcp.connect(end_of(within))?);
         Ok(tcp)
     }
 
@@ -131,18 +144,18 @@ impl Tcp {
     /// # Errors
     /// [`CliqueError::Timeout`] at participant 0, naming who was still there; the store has ended nevertheless.
     pub fn close(mut self, within: Duration) -> Result<(), CliqueError> {
-        self.leave(within)
+        self.leave(within, StayFor::Everybody)
     }
 
-    fn leave(&mut self, within: Duration) -> Result<(), CliqueError> {
-        // One goodbye is for the process; a connection that is broken says it too, by its end.
-        if let Some(mut stream) = lock(&self.idle).pop() {
+    fn leave(&mut self, within: Duration, stay_for: StayFor) -> Result<(), CliqueError> {
+        // If it cannot be said, the ends of the connections say that this process has gone.
+        if let Some(mut stream) = self.presence.take() {
             let _ = stream.set_nonblocking(true);
             let _ = stream.write_all(&Frame::Goodbye.encode());
         }
         lock(&self.idle).clear();
         match self.server.take() {
-            Some(server) => server.close(within),
+            Some(server) => server.close(within, stay_for),
             None => Ok(()),
         }
     }
@@ -184,8 +197,8 @@ impl Tcp {
                         other => Err(self.unexpected("a welcome", &other)),
                     };
                 }
-                // Participant 0 may not have begun.
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                // Participant 0 may not have begun; once it had, it has ended.
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused && self.presence.is_none() => {
                     seen = error.to_string();
                     std::thread::sleep(RETRY.min(left));
                 }
@@ -294,7 +307,10 @@ impl Rendezvous for Tcp {
         // No time is a question of its own, which takes the time of an answer.
         let end = if within.is_zero() { Instant::now() + AT_ONCE } else { end_of(within) };
         let first = self.gather_once(&key, within - EARLY.min(within / 2), end)?;
-        if within.is_zero() || has_ended(&first.0) {
+        // Long before the limit the store ends a gather with gaps if it waits for somebody who has gone. No two clocks
+        // differ by as much.
+        let is_early = Instant::now() + 2 * EARLY < end;
+        if within.is_zero() || has_ended(&first.0) || is_early {
             return Ok(first);
         }
         match self.gather_once(&key, end.saturating_duration_since(Instant::now()), end) {
@@ -319,7 +335,7 @@ impl Rendezvous for Tcp {
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        let _ = self.leave(LINGER);
+        let _ = self.leave(LINGER, StayFor::Rounds);
     }
 }
 

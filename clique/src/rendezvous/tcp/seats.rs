@@ -1,6 +1,8 @@
 //! [`Seats`]: which participant is which process.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use crate::rendezvous::wire::{Hello, Instance, Wrong};
 
@@ -21,11 +23,14 @@ pub(super) struct Seats {
     seats: Vec<Seat>,
     changes: u64,
     here: u32,
+    /// Who has been here and is not, and since when.
+    gone: HashMap<u32, Instant>,
 }
 
 impl Seats {
     pub(super) fn new(participants: u32) -> Self {
-        Seats { seats: vec![Seat::default(); participants as usize], changes: 0, here: 0 }
+        let seats = vec![Seat::default(); participants as usize];
+        Seats { seats, changes: 0, here: 0, gone: HashMap::new() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -59,6 +64,7 @@ impl Seats {
         }
         if seat.connections == 0 {
             self.here += 1;
+            self.gone.remove(&hello.participant);
             seat.instance = hello.instance;
             seat.name = format!("participant {}, {}, from {from}", hello.participant, hello.name);
             seat.goodbye = false;
@@ -81,6 +87,7 @@ impl Seats {
             seat.connections -= 1;
             if seat.connections == 0 {
                 self.here -= 1;
+                self.gone.insert(participant, Instant::now());
                 self.changes += 1;
             }
         }
@@ -88,6 +95,15 @@ impl Seats {
 
     pub(super) fn nobody_is_here(&self) -> bool {
         self.here == 0
+    }
+
+    pub(super) fn somebody_has_gone(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
+    /// Who had gone by a moment and has not come back.
+    pub(super) fn gone_by(&self, moment: Instant) -> Vec<u32> {
+        self.gone.iter().filter(|(_, since)| **since <= moment).map(|(participant, _)| *participant).collect()
     }
 
     pub(super) fn who_is_here(&self) -> String {

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::CliqueError;
-use crate::rendezvous::end_of;
 use crate::rendezvous::identity::{Membership, system};
 use crate::rendezvous::tcp::lock;
 use crate::rendezvous::tcp::store::Store;
+use crate::rendezvous::{StayFor, end_of};
 
 /// How many of those turned away are remembered.
 const MAX_TURNED_AWAY: usize = 64;
@@ -25,9 +25,9 @@ const LAST_LOOK: Duration = Duration::from_millis(500);
 /// What the thread and its owner share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Written to by the owner: look at `close_by`.
+    /// Written to by the owner: look at `closing`.
     pub(super) wake: OwnedFd,
-    close_by: Mutex<Option<Instant>>,
+    closing: Mutex<Option<(Instant, StayFor)>>,
     turned_away: Mutex<VecDeque<CliqueError>>,
 }
 
@@ -35,14 +35,14 @@ impl Shared {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Shared {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            close_by: Mutex::new(None),
+            closing: Mutex::new(None),
             turned_away: Mutex::new(VecDeque::new()),
         })
     }
 
-    /// Until when the thread waits for participants to leave, once it has to end.
-    pub(super) fn close_by(&self) -> Option<Instant> {
-        *lock(&self.close_by)
+    /// Until when the thread stays and for whom, once it has to end.
+    pub(super) fn closing(&self) -> Option<(Instant, StayFor)> {
+        *lock(&self.closing)
     }
 
     pub(super) fn turn_away(&self, why: CliqueError) {
@@ -79,15 +79,15 @@ impl Server {
         lock(&self.shared.turned_away).iter().cloned().collect()
     }
 
-    /// Waits until every participant that has come has left, then ends.
-    pub(super) fn close(mut self, within: Duration) -> Result<(), CliqueError> {
-        self.end(within)
+    /// Waits until nobody is there for whom it has to stay, then ends.
+    pub(super) fn close(mut self, within: Duration, stay_for: StayFor) -> Result<(), CliqueError> {
+        self.end(within, stay_for)
     }
 
-    fn end(&mut self, within: Duration) -> Result<(), CliqueError> {
+    fn end(&mut self, within: Duration, stay_for: StayFor) -> Result<(), CliqueError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         let end = end_of(within);
-        *lock(&self.shared.close_by) = Some(end);
+        *lock(&self.shared.closing) = Some((end, stay_for));
         // A counter that is full, the only failure, has woken the thread too.
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         let wait = end.saturating_duration_since(Instant::now()) + LAST_LOOK;
@@ -113,6 +113,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.end(Duration::ZERO);
+        let _ = self.end(Duration::ZERO, StayFor::Rounds);
     }
 }

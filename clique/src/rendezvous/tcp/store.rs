@@ -15,7 +15,7 @@ use crate::rendezvous::tcp::connection::{Connection, Read1};
 use crate::rendezvous::tcp::seats::Seats;
 use crate::rendezvous::tcp::server::Shared;
 use crate::rendezvous::wire::{Frame, Hello, Wrong, encode_gathered};
-use crate::rendezvous::{Post, end_of};
+use crate::rendezvous::{Post, StayFor, end_of};
 
 /// How long a connection may take to say whose it is.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -27,6 +27,11 @@ const WRITE_WITHIN: Duration = Duration::from_secs(60);
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// How many connections, beyond one a participant, may be there without having said whose they are. The oldest goes.
 const MAX_STRANGERS: usize = 256;
+/// How long a participant has to have gone, and a gather to have waited, before the gather ends because it waits in vain:
+/// one whose connection broke may come back, and a short gather that is repeated keeps its pace.
+const GONE_FOR: Duration = Duration::from_millis(250);
+/// How often it is looked for gathers that wait in vain, while somebody has gone.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 const BACKLOG: i32 = 4096;
 const EVENTS: usize = 256;
 
@@ -50,6 +55,8 @@ pub(super) struct Store {
     due: BTreeSet<(Instant, u64)>,
     strangers: BTreeSet<u64>,
     gathering: HashMap<Key, BTreeSet<u64>>,
+    /// When it was last looked for gathers that wait in vain.
+    looked: Instant,
     answer: Option<Answer>,
 }
 
@@ -82,19 +89,20 @@ impl Store {
             due: BTreeSet::new(),
             strangers: BTreeSet::new(),
             gathering: HashMap::new(),
+            looked: Instant::now(),
             answer: None,
         })
     }
 
-    /// Serves until its owner closes it, and then until everybody has left or the owner's limit is over.
+    /// Serves until its owner closes it, and then while it has to stay, to the owner's limit at most.
     pub(super) fn run(mut self) -> Result<(), CliqueError> {
         let mut events = Vec::with_capacity(EVENTS);
         let mut closing_since = None;
         loop {
-            let close_by = self.shared.close_by();
-            if let Some(end) = close_by {
+            let closing = self.shared.closing();
+            if let Some((end, stay_for)) = closing {
                 let since = *closing_since.get_or_insert_with(Instant::now);
-                if self.seats.nobody_is_here() {
+                if self.seats.nobody_is_here() || stay_for == StayFor::Rounds && self.has_nothing_to_do() {
                     return Ok(());
                 }
                 if Instant::now() >= end {
@@ -107,7 +115,8 @@ impl Store {
                 }
             }
             let first_due = self.due.first().map(|(at, _)| *at);
-            let next = [first_due, close_by, self.accept_again].into_iter().flatten().min();
+            let times = [first_due, closing.map(|(end, _)| end), self.accept_again, self.look_at()];
+            let next = times.into_iter().flatten().min();
             self.wait(&mut events, next).map_err(|error| system("the store", error))?;
             for event in events.drain(..) {
                 let (flags, data): (epoll::EventFlags, epoll::EventData) = (event.flags, event.data);
@@ -119,6 +128,12 @@ impl Store {
             }
             self.expire(Instant::now());
         }
+    }
+
+    /// Every round is over, and whoever asked has its answer.
+    fn has_nothing_to_do(&self) -> bool {
+        let is_busy = |connection: &Connection| connection.has_to_write() || connection.has_part_of_a_frame();
+        self.board.open_rounds() == 0 && self.gathering.is_empty() && !self.connections.values().any(is_busy)
     }
 
     /// Waits for events until `next`.
@@ -226,7 +241,7 @@ impl Store {
                 self.gathering.entry(key.clone()).or_default().insert(id);
                 self.board.begin_wait(&key);
                 if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.gathering = Some(key);
+                    connection.gathering = Some((key, Instant::now()));
                 }
                 self.answer_gather(id, within.is_zero());
             }
@@ -287,7 +302,9 @@ impl Store {
     /// Answers a gather if it may end now, and if it is `over` in any case.
     fn answer_gather(&mut self, id: u64, over: bool) {
         let Some(connection) = self.connections.get(&id) else { return };
-        let (Some(key), Some(participant)) = (&connection.gathering, connection.participant) else { return };
+        let (Some((key, _)), Some(participant)) = (&connection.gathering, connection.participant) else {
+            return;
+        };
         match self.board.gather(participant, key, over) {
             Ok(None) => {}
             Ok(Some(said)) => {
@@ -328,10 +345,8 @@ impl Store {
     /// A connection does not wait in its round any more.
     fn gathered(&mut self, id: u64) {
         self.set_due(id, None);
-        let Some(key) = self.connections.get_mut(&id).and_then(|connection| connection.gathering.take())
-        else {
-            return;
-        };
+        let gathering = self.connections.get_mut(&id).and_then(|connection| connection.gathering.take());
+        let Some((key, _)) = gathering else { return };
         self.board.end_wait(&key);
         if let Some(ids) = self.gathering.get_mut(&key) {
             ids.remove(&id);
@@ -413,6 +428,9 @@ impl Store {
             let again = epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN);
             self.accept_again = again.err().map(|_| now + ACCEPT_AGAIN);
         }
+        if self.look_at().is_some_and(|at| at <= now) {
+            self.end_in_vain(now);
+        }
         while let Some((at, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
             self.due.remove(&(at, id));
             let Some(connection) = self.connections.get_mut(&id) else { continue };
@@ -440,6 +458,27 @@ impl Store {
                     false,
                 );
             }
+        }
+    }
+
+    /// When to look for gathers that wait in vain, if there may be any.
+    fn look_at(&self) -> Option<Instant> {
+        (self.seats.somebody_has_gone() && !self.gathering.is_empty()).then(|| self.looked + LOOK_EVERY)
+    }
+
+    /// Ends the gathers that wait for somebody who has gone for good.
+    fn end_in_vain(&mut self, now: Instant) {
+        self.looked = now;
+        let Some(moment) = now.checked_sub(GONE_FOR) else { return };
+        let gone = self.seats.gone_by(moment);
+        let in_vain = self.gathering.iter().filter(|(key, _)| self.board.waits_in_vain(key, &gone));
+        let has_waited = |id: &u64| {
+            let gathering = self.connections.get(id).and_then(|connection| connection.gathering.as_ref());
+            gathering.is_some_and(|(_, since)| *since <= moment)
+        };
+        let ids: Vec<u64> = in_vain.flat_map(|(_, ids)| ids).copied().filter(has_waited).collect();
+        for id in ids {
+            self.answer_gather(id, true);
         }
     }
 
