@@ -30,8 +30,10 @@ pub const MAX_NAME_BYTES: usize = 128;
 
 /// The shortest time between two heartbeats.
 const MIN_HEARTBEAT: Duration = Duration::from_millis(1);
-/// How long a bring-up that failed waits for its rendezvous to be left.
-const LEFT_BY: Duration = Duration::from_millis(10);
+/// How long a bring-up that failed waits for its rendezvous to be left, and until when, counted from the deadline: a moment
+/// after the [aborts](crate::life::ABORTED_BY), and before the promised 100 ms are over.
+const LEAVE_WITHIN: Duration = Duration::from_millis(200);
+const LEFT_BY: Duration = Duration::from_millis(90);
 
 const HELLO: &str = "hello";
 const IDS: &str = "ids";
@@ -119,8 +121,9 @@ impl CliqueBuilder {
     /// Brings the clique up together with the other participants. Returns after `within`, at the latest 100 ms later,
     /// whatever the library and the others do.
     ///
-    /// Keep a clone of the rendezvous to decide yourself when it ends; otherwise it ends with the clique, or, after a
-    /// failure, on a thread of its own.
+    /// Keep a clone of the rendezvous to decide yourself when it ends; otherwise it ends with the clique. After a failure it
+    /// ends on a thread of its own, which is waited for 200 ms at most: one that takes longer to leave, as the TCP store
+    /// does that waits for others, is left later.
     ///
     /// # Errors
     /// - [`CliqueError::Config`] for what cannot be.
@@ -151,12 +154,13 @@ impl CliqueBuilder {
         let kept = rendezvous.clone();
         let rounds = Rounds { rendezvous, clique, attempt, who: None };
         let life = Arc::new(Life::new(backend, rounds, this_process(), self.locals.len())?);
+        let deadline = Deadline::after(within);
         let run = Run {
             builder: self,
             life,
             machine: Machine::new(),
             start: Instant::now(),
-            deadline: Deadline::after(within),
+            deadline,
             durations: Durations::default(),
         };
         // Whoever drops a rendezvous last may wait for the others to leave it, as the TCP store does.
@@ -168,7 +172,8 @@ impl CliqueBuilder {
             });
             drop(dropped_elsewhere);
             // One that is left at once is left when this returns, so that the next attempt can take its seat.
-            let _ = gone.recv_timeout(LEFT_BY);
+            let until = Deadline::after(LEAVE_WITHIN).earlier(deadline.plus(LEFT_BY));
+            let _ = gone.recv_timeout(until.left());
         })
     }
 }
