@@ -55,6 +55,22 @@ __device__ u64 together(u64 value) {
 
 __device__ u64 code(Status status) { return static_cast<u64>(status); }
 
+// Where a block says that it has come to the gate, and where the host says that all have. `Gate` of ipc/gate.rs.
+struct Gate {
+  u64 *ready;
+  const u64 *go;
+};
+
+// Waits until the gate is open for the `nth` time. By one thread of a block.
+__device__ u64 pass(const Gate &gate, u64 nth) {
+  platform::store_release_system(gate.ready, nth);
+  const u64 entry = platform::clock_ns();
+  while (platform::load_acquire_system(gate.go) < nth) {
+    if (platform::clock_ns() - entry > 20000000000ull) return code(Status::kTimeout);
+  }
+  return 0;
+}
+
 __device__ void begin(Done *done) {
   done->start_ns = platform::clock_ns();
   done->start_cycles = clock64();
@@ -84,11 +100,15 @@ __device__ bool is_counted(const PortChannel &channel) {
 }
 
 // There and back. cycles[n] is what the first end waited for the answer, and what the second spent on it.
-extern "C" __global__ void __launch_bounds__(1024) trips(End self, Plan plan, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) trips(End self, Plan plan, Gate gate, u64 *cycles, Done *done) {
   const u64 words = plan.len_bytes / 8;
   u64 status = 0, wrong = 0;
-  if (threadIdx.x == 0) begin(done);
-  for (u64 n = 0; n < plan.count; n++) {
+  if (threadIdx.x == 0) {
+    status = pass(gate, 1);
+    begin(done);
+  }
+  const u64 count = together(status) ? 0 : plan.count;
+  for (u64 n = 0; n < count; n++) {
     u64 start = 0;
     bool right = true;
     if (plan.follows) {
@@ -134,12 +154,16 @@ __device__ u64 send_window(const End &end, const Plan &plan) {
 // Windows from the first end to the second, which signals back once it has looked. cycles[2 * n] is from the first push of
 // window n to the last, cycles[2 * n + 1] to the return of its flush. plan.follows >= 2: both ends send, at the same time, and
 // each window ends when the peer's has come as well.
-extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, Gate gate, u64 *cycles, Done *done) {
   const u64 words = plan.puts * plan.len_bytes / 8;
   const bool both = plan.follows >= 2, sends = plan.follows != 1, receives = plan.follows != 0;
   u64 status = 0, wrong = 0;
-  if (threadIdx.x == 0) begin(done);
-  for (u64 n = 0; n < plan.count; n++) {
+  if (threadIdx.x == 0) {
+    status = pass(gate, 1);
+    begin(done);
+  }
+  const u64 count = together(status) ? 0 : plan.count;
+  for (u64 n = 0; n < count; n++) {
     if (sends && plan.check) fill(self.source, words, n);
     __syncthreads();
     if (both) {
@@ -173,12 +197,16 @@ extern "C" __global__ void __launch_bounds__(1024) windows(End self, Plan plan, 
 
 // One way: messages into plan.puts places in turn, each checked on sight of its signal. The receiver signals back after each
 // half of the places, which may then be used again. cycles[n] is from the begin to when an end is done with message n.
-extern "C" __global__ void __launch_bounds__(1024) messages(End self, Plan plan, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) messages(End self, Plan plan, Gate gate, u64 *cycles, Done *done) {
   const u64 words = plan.len_bytes / 8, half = plan.puts / 2;
-  u64 status = 0, wrong = 0;
-  const u64 start = clock64();
-  if (threadIdx.x == 0) begin(done);
-  for (u64 n = 0; n < plan.count; n++) {
+  u64 status = 0, wrong = 0, start = 0;
+  if (threadIdx.x == 0) {
+    status = pass(gate, 1);
+    begin(done);
+    start = clock64();
+  }
+  const u64 count = together(status) ? 0 : plan.count;
+  for (u64 n = 0; n < count; n++) {
     const u64 place = n % plan.puts * words;
     if (plan.follows) {
       if (threadIdx.x == 0) status = code(self.channel.wait());
@@ -210,14 +238,13 @@ struct Route {
 
 static_assert(sizeof(Route) == 224, "as in ipc/pairs.rs");
 
-// A block for each peer of a rank. All blocks of all ranks say in `ready` that they are, and begin a window when the host
-// says so in `go`. cycles[n] is from then to the return of the flush.
-extern "C" __global__ void __launch_bounds__(1024) pairs(const Route *routes, Plan plan, u64 *ready, const u64 *go,
-                                                         u64 *cycles, Done *done) {
+// A block for each peer of a rank. All blocks of all ranks begin a window when the gate opens. cycles[n] is from then to the
+// return of the flush.
+extern "C" __global__ void __launch_bounds__(1024) pairs(const Route *routes, Plan plan, Gate gate, u64 *cycles, Done *done) {
   const Route self = routes[blockIdx.x];
   const u64 words = plan.puts * plan.len_bytes / 8;
   u64 status = 0, wrong = 0;
-  ready += 16 * blockIdx.x;
+  gate.ready += 16 * blockIdx.x;
   cycles += plan.count * blockIdx.x;
   done += blockIdx.x;
   if (threadIdx.x == 0) begin(done);
@@ -226,11 +253,7 @@ extern "C" __global__ void __launch_bounds__(1024) pairs(const Route *routes, Pl
     __syncthreads();
     if (threadIdx.x == 0) {
       if (n == self.corrupt) self.end.source[0] ^= 1;
-      platform::store_release_system(ready, n + 1);
-      const u64 entry = platform::clock_ns();
-      while (status == 0 && platform::load_acquire_system(go) < n + 1) {
-        if (platform::clock_ns() - entry > 20000000000ull) status = code(Status::kTimeout);
-      }
+      status = pass(gate, n + 1);
       const u64 start = clock64();
       if (status == 0) status = send_window(self.end, plan);
       if (status == 0) status = code(self.end.channel.flush());
@@ -243,16 +266,17 @@ extern "C" __global__ void __launch_bounds__(1024) pairs(const Route *routes, Pl
   if (threadIdx.x == 0) {
     end(done, status, wrong);
     // So that the others are started, and end by their own means.
-    if (status) platform::store_release_system(ready, ~0ull);
+    if (status) platform::store_release_system(gate.ready, ~0ull);
   }
 }
 
 // The floor: there and back by plain words in memory, without a FIFO. A thread of the host sees `trigger` and has the data
 // copied and `flag` written.
-extern "C" __global__ void __launch_bounds__(1024) floor_trips(u64 *trigger, u64 *flag, Plan plan, u64 *cycles, Done *done) {
+extern "C" __global__ void __launch_bounds__(1024) floor_trips(u64 *trigger, u64 *flag, Plan plan, Gate gate,
+                                                               u64 *cycles, Done *done) {
   if (threadIdx.x != 0) return;
+  u64 status = pass(gate, 1);
   begin(done);
-  u64 status = 0;
   for (u64 n = 0; n < plan.count && status == 0; n++) {
     const u64 entry = platform::clock_ns(), start = clock64();
     if (!plan.follows) platform::store_release_system(trigger, n + 1);

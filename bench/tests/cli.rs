@@ -50,8 +50,8 @@ fn the_engine_and_the_whole_stack_hold_too() {
         // A size that is no multiple of the one before is the last one all the same.
         // One window is enough for those that do not count, and it is the first.
         ("put -n 300 -w 20 -N 2 -D 1 -T 30 -b 8 -e 3K -f 16 --rate 0.05 --stages", 4 * 3 + 4 * 2 + 1 + 4 * 5),
-        // Three shapes, each of eight parts cold and warm; the barrier; the rendezvous.
-        ("clique -n 2 -N 2 -T 60", 3 * 8 * 2 + 2),
+        // Three shapes, each of eight parts cold and warm; the barrier in three phases; the rendezvous.
+        ("clique -n 2 -N 2 -T 60", 3 * 8 * 2 + 3 + 1),
     ] {
         let output = bench(line);
         let printed = text(&output);

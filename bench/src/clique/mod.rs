@@ -24,21 +24,22 @@ pub const LAYER: Layer = Layer {
     measures: "making communicators: id exchange, verification, initialisation, barrier, first use, destroy",
     needs: "nothing",
     find: |_| Ok(run),
-    flags: &[],
+    flags: &["histogram", "unsorted"],
     transport: "",
     unit: TimeUnit::Microseconds,
 };
 
 const NAME: &str = "clique";
 
-const NOTES: [&str; 9] = [
+const NOTES: [&str; 10] = [
     "times are whole, from begin to end, of the participant that took longest, part by part; processes are played",
     "by threads that meet in process; no thread is pinned. bring-up = all parts but destroy, with what lies between",
     "first use = all-reduce, all-gather and a ring of sends, small and large, with checked results; each clique is",
     "then used by all ranks, and wrong counts the cliques in which a rank did not find the sum",
     "cold = the first clique over a library, warm = the following ones",
     "in software: the library is our own and moves next to nothing, so this is what our own part takes",
-    "barrier = one pass of 8 local threads, of the thread that waits longest in the median; at most 50 us is the aim",
+    "barrier = one pass of 8 local threads, of the thread that waits longest in the median; at most 50 us is the aim;",
+    "cold = the first pass of each run, ramp = the others that do not count",
     "rendezvous = from the first to come until all of 64 have heard all, each a thread with a connection of its own",
     "to the store, in this process; at most 1 s is the aim for processes",
 ];
@@ -49,7 +50,7 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
         report.note(NAME, note);
     }
     software::rows(args, report)?;
-    barrier::row(args, report)?;
+    barrier::rows(args, report)?;
     rendezvous::row(args, report)?;
     if args.check() {
         report.control(Control::new(NAME, software::TEST, 3, software::found()?));

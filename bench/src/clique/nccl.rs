@@ -18,7 +18,6 @@ use crate::gpu;
 use crate::progress;
 use crate::rate::over;
 use crate::report::{Control, Phase, Reference, Report, Row};
-use crate::stats::Times;
 
 const TEST: &str = "bring-up over NCCL";
 
@@ -93,20 +92,18 @@ pub fn rows(args: &Args, report: &mut Report) -> Result<(), Failure> {
         found.run_done(Phase::Warm);
     }
     report.results.extend(found.rows(args, TEST, &setting));
-    let mut samples: Vec<f64> = pairs.iter().map(|(ours, _)| *ours).collect();
-    report.results.push(Row {
+    let row = Row {
         layer: NAME.into(),
         test: "beside ncclCommInitRankConfig".into(),
         shape: shape(&setting),
         runs: args.most_runs,
-        iterations: samples.len() as u64,
-        time_us: Times::of(&mut samples),
         reference: over(&pairs, |(ours, theirs)| ours / theirs).map(|ratio| Reference {
             time_us: over(&pairs, |(_, theirs)| *theirs),
             ..Reference::new("ncclCommInitRankConfig", ratio)
         }),
         ..Row::default()
-    });
+    };
+    report.results.push(row.with_times(args, pairs.iter().map(|(ours, _)| *ours).collect()));
     if args.check() {
         let found = [setting.once(true)?.1, setting.finds_a_wrong_size()?];
         let found = found.into_iter().map(u64::from).sum();

@@ -12,7 +12,6 @@ use crate::args::Args;
 use crate::failure::Failure;
 use crate::progress;
 use crate::report::{Report, Row};
-use crate::stats::Times;
 
 pub const TEST: &str = "rendezvous over TCP";
 
@@ -25,17 +24,15 @@ pub fn row(args: &Args, report: &mut Report) -> Result<(), Failure> {
         samples.push(us(took));
         wrong += found;
     }
-    let runs = samples.len() as u64;
-    report.results.push(Row {
+    let row = Row {
         layer: NAME.into(),
         test: TEST.into(),
         shape: [("participants".to_owned(), PARTICIPANTS.into())].into(),
-        runs,
-        iterations: runs,
-        time_us: Times::of(&mut samples),
+        runs: samples.len() as u64,
         wrong: args.check().then_some(wrong),
         ..Row::default()
-    });
+    };
+    report.results.push(row.with_times(args, samples));
     Ok(())
 }
 

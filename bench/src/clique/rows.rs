@@ -5,7 +5,6 @@ use super::bring_up::{FIRST_USE, PARTS, Setting, Took};
 use crate::args::Args;
 use crate::failure::Failure;
 use crate::report::{Phase, Row};
-use crate::stats::Times;
 
 /// What was found in all runs of a setting.
 #[derive(Default)]
@@ -42,19 +41,18 @@ impl Found {
         let mut rows = Vec::new();
         for (part, name) in PARTS.into_iter().enumerate() {
             for (phase, phased) in [(Phase::Cold, &self.cold), (Phase::Warm, &self.warm)] {
-                let mut samples: Vec<f64> = phased.took.iter().map(|took| took[part]).collect();
-                rows.push(Row {
+                let samples = phased.took.iter().map(|took| took[part]).collect();
+                let row = Row {
                     layer: NAME.into(),
                     test: test.into(),
                     subject: name.into(),
                     phase,
                     shape: shape(setting),
                     runs: phased.runs,
-                    iterations: samples.len() as u64,
-                    time_us: Times::of(&mut samples),
                     wrong: (args.check() && part == FIRST_USE).then_some(phased.wrong),
                     ..Row::default()
-                });
+                };
+                rows.push(row.with_times(args, samples));
             }
         }
         rows

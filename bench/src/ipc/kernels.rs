@@ -7,6 +7,7 @@ use portway_fifo::{Platform, Region};
 use portway_proxy::PortChannelHandle;
 use portway_transport_ipc::WordPlace;
 
+use super::gate::{self, Gate};
 use super::mesh::{End, Mesh, Shape};
 use crate::args::Args;
 use crate::failure::Failure;
@@ -52,17 +53,18 @@ impl Side {
         Ok(Side { context: context.clone(), module, stream: Stream::new(context)? })
     }
 
-    /// Launches blocks of a kernel, whose last two parameters are where it writes.
+    /// Launches a kernel, whose last parameters are its gate and where its blocks write.
     pub fn launch(
         &self,
         measurement: &str,
         kernel: &str,
-        blocks: u32,
         parameters: &[&[u8]],
+        gate: &Gate,
         output: &Output,
     ) -> Result<(), Failure> {
-        let (cycles, done) = (output.cycles.address(), output.done.address());
-        let parameters = [parameters, &[bytes_of(&cycles), bytes_of(&done)]].concat();
+        let (gate, cycles, done) = (gate.parameter(), output.cycles.address(), output.done.address());
+        let parameters = [parameters, &[bytes_of(&gate), bytes_of(&cycles), bytes_of(&done)]].concat();
+        let blocks = output.blocks as u32;
         let function = function(&self.module, kernel)?;
         // SAFETY: the kernel takes these parameters. Its memory outlives it: what is dropped is freed by `reclaim` alone,
         // which is called once it has ended.
@@ -201,24 +203,40 @@ impl<'a> Gpus<'a> {
         plans: [Plan; 2],
     ) -> Result<[Found; 2], Failure> {
         crate::progress::begin(measurement);
-        let failed = |source| Failure::gpu(measurement, source);
         let shape = Shape { contexts: self.contexts().into(), place, len_bytes, proxies: 1 };
         let mesh = Mesh::new(&shape, self.args, self.pinning)
             .map_err(|source| Failure::proxy(measurement, source))?;
         let outputs = [self.output(measurement, 0, samples)?, self.output(measurement, 1, samples)?];
-        for (at, end) in mesh.ends.iter().enumerate() {
-            let handle = Handle::of(end);
-            let parameters = [bytes_of(&handle), bytes_of(&plans[at])];
-            self.sides[at].launch(measurement, kernel, 1, &parameters, &outputs[at])?;
-        }
-        for side in &self.sides {
-            side.stream.wait(self.limit()).map_err(failed)?;
-        }
+        let handles = mesh.ends.iter().map(Handle::of).collect::<Vec<_>>();
+        self.launch(measurement, kernel, &outputs, |at| vec![bytes_of(&handles[at]), bytes_of(&plans[at])])?;
         let found = [outputs[0].read_one(measurement)?, outputs[1].read_one(measurement)?];
         let ends = mesh.stop(measurement, self.args.deadline())?;
         drop((ends, outputs));
         self.reclaim(measurement)?;
         Ok(found)
+    }
+
+    /// Launches a kernel at both ends, lets both begin, and waits for their ends. Their parameters before the gate are told
+    /// by `parameters`.
+    pub fn launch<'p>(
+        &self,
+        measurement: &str,
+        kernel: &str,
+        outputs: &[Output; 2],
+        parameters: impl Fn(usize) -> Vec<&'p [u8]>,
+    ) -> Result<(), Failure> {
+        let failed = |source| Failure::gpu(measurement, source);
+        let gate = |at: usize| Gate::new(&self.sides[at].context, 1).map_err(failed);
+        let gates = [gate(0)?, gate(1)?];
+        for (at, side) in self.sides.iter().enumerate() {
+            side.launch(measurement, kernel, &parameters(at), &gates[at], &outputs[at])?;
+        }
+        let opened = gate::open(measurement, &gates, 1, self.args.deadline());
+        // Whatever came of it, no kernel may be left when memory goes.
+        for side in &self.sides {
+            side.stream.wait(self.limit()).map_err(failed)?;
+        }
+        opened
     }
 
     pub fn output(&self, measurement: &str, side: usize, samples: u64) -> Result<Output, Failure> {

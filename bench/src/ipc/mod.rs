@@ -1,6 +1,7 @@
 //! The `ipc` layer: puts and signals between the GPUs of this machine, from kernel to kernel.
 
 mod bandwidth;
+mod gate;
 pub mod kernels;
 mod latency;
 mod mesh;

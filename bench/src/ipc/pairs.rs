@@ -2,17 +2,16 @@
 
 use std::fmt::Write;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 use portway_fifo::cuda::nvrtc::Compiler;
 use portway_fifo::cuda::{Context, Driver};
-use portway_fifo::{Platform, Region, Words};
+use portway_fifo::{Platform, Region};
 use portway_transport_ipc::WordPlace;
 
 use super::NAME;
 use super::bandwidth::{puts, windows_of};
+use super::gate::{self, Gate};
 use super::kernels::{Gpus, Handle, Output, Plan, Side};
 use super::mesh::{End, Mesh, Shape};
 use super::plain::{Plain, Way};
@@ -35,9 +34,6 @@ pub const MOST_RANKS: usize = 16;
 
 /// Ranks that are taken unless `--devices` says otherwise.
 const DEFAULT_RANKS: u32 = 8;
-
-/// The distance of two words that blocks store to.
-const STRIDE_BYTES: u64 = 128;
 
 /// `Route` of the kernels.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -276,9 +272,13 @@ impl Ranks {
             launched.push(Launched::new(side, ends, count, corrupt.filter(|_| rank == 0)).map_err(failed)?);
         }
         for (side, at) in self.sides.iter().zip(&launched) {
-            at.launch(name, side, &plan)?;
+            let routes = at.routes.address();
+            let parameters = [bytes_of(&routes), bytes_of(&plan)];
+            side.launch(name, "pairs", &parameters, &at.gate, &at.output)?;
         }
-        let started = start_windows(gpus, name, count, &launched);
+        let gates = launched.iter().map(|at| &at.gate);
+        let started =
+            (1..=count).try_for_each(|nth| gate::open(name, gates.clone(), nth, gpus.args.deadline()));
         // Whatever came of the windows, no kernel may be left when memory goes.
         for side in &self.sides {
             side.stream.wait(gpus.limit()).map_err(failed)?;
@@ -320,10 +320,8 @@ impl Ranks {
 
 /// A rank's kernel, and what it shares with the host.
 struct Launched {
-    pairs: Region,
-    blocks: u64,
-    /// A word for each block, in which it says which window it is ready for; then the word that starts windows.
-    words: Words,
+    routes: Region,
+    gate: Gate,
     output: Output,
 }
 
@@ -344,50 +342,9 @@ impl Launched {
         };
         let table: Vec<Route> = ends.iter().enumerate().map(route).collect();
         let (context, blocks) = (&side.context, ends.len() as u64);
-        let pairs = context.device_memory(size_of_val(&table[..]) as u64)?;
-        pairs.write(0, bytemuck::cast_slice(&table))?;
-        let words = Words::new(context.host_memory((blocks + 1) * STRIDE_BYTES)?)?;
-        Ok(Launched { pairs, blocks, words, output: Output::new(context, blocks, windows)? })
+        let routes = context.device_memory(size_of_val(&table[..]) as u64)?;
+        routes.write(0, bytemuck::cast_slice(&table))?;
+        let (gate, output) = (Gate::new(context, blocks)?, Output::new(context, blocks, windows)?);
+        Ok(Launched { routes, gate, output })
     }
-
-    fn launch(&self, name: &str, side: &Side, plan: &Plan) -> Result<(), Failure> {
-        let pairs = self.pairs.address();
-        let ready = self.words.region().address();
-        let go = ready + self.blocks * STRIDE_BYTES;
-        let parameters = [bytes_of(&pairs), bytes_of(plan), bytes_of(&ready), bytes_of(&go)];
-        side.launch(name, "pairs", self.blocks as u32, &parameters, &self.output)
-    }
-
-    /// The word that blocks store to, or for the last the one that starts windows.
-    fn word(&self, block: u64) -> &std::sync::atomic::AtomicU64 {
-        &self.words[(block * STRIDE_BYTES / 8) as usize]
-    }
-}
-
-/// Starts each window once all blocks of all ranks are ready for it.
-fn start_windows(gpus: &Gpus, name: &str, windows: u64, launched: &[Launched]) -> Result<(), Failure> {
-    for window in 1..=windows {
-        let begin = Instant::now();
-        loop {
-            let words = launched.iter().flat_map(|at| (0..at.blocks).map(|block| at.word(block)));
-            let seen = words.map(|word| word.load(Ordering::Acquire)).min().unwrap_or(0);
-            if seen >= window {
-                break;
-            }
-            if begin.elapsed() > gpus.args.deadline() {
-                return Err(Failure::Deadline {
-                    measurement: name.into(),
-                    what: "blocks that are ready for a window",
-                    expected: window,
-                    seen,
-                    after: begin.elapsed(),
-                });
-            }
-            std::thread::yield_now();
-        }
-        for at in launched {
-            at.word(at.blocks).store(window, Ordering::Release);
-        }
-    }
-    Ok(())
 }

@@ -73,14 +73,12 @@ pub fn floor(gpus: &Gpus, place: WordPlace, size_bytes: u64, count: u64) -> Resu
             })
         });
         let run = || -> Result<_, Failure> {
-            for (here, mine) in both.iter().enumerate() {
-                let (trigger, flag) = (mine.trigger.region().address(), mine.flag.address());
-                let parameters = [bytes_of(&trigger), bytes_of(&flag), bytes_of(&plans[here])];
-                gpus.sides[here].launch(&name, "floor_trips", 1, &parameters, &outputs[here])?;
-            }
-            for side in &gpus.sides {
-                side.stream.wait(gpus.limit()).map_err(failed)?;
-            }
+            let words = both.each_ref().map(|side| [side.trigger.region().address(), side.flag.address()]);
+            let parameters = |here: usize| {
+                let [trigger, flag] = &words[here];
+                vec![bytes_of(trigger), bytes_of(flag), bytes_of(&plans[here])]
+            };
+            gpus.launch(&name, "floor_trips", &outputs, parameters)?;
             Ok([outputs[0].read_one(&name)?, outputs[1].read_one(&name)?])
         };
         let found = run();
