@@ -246,6 +246,68 @@ fn a_heartbeat_reads_no_posts() {
     let _ = fs::remove_dir_all(&directory);
 }
 
+/// Nor does it take longer the more participants there are.
+#[test]
+fn a_heartbeat_takes_as_long_among_thousands_as_among_two() {
+    let directory = fresh_folder();
+    let (first, second) = pair(&directory);
+    let shortest_look = || {
+        let look = |_| {
+            let began = Instant::now();
+            assert_eq!(second.look(&round(0, "life")).unwrap(), None);
+            began.elapsed()
+        };
+        (0..50).map(look).min().unwrap()
+    };
+    let few = shortest_look();
+    let folder = run(&directory);
+    for participant in 2..4096 {
+        fs::write(folder.join(format!("joined.{participant}")), b"").unwrap();
+    }
+    let many = shortest_look();
+    // The control: listing them takes longer.
+    let began = Instant::now();
+    assert!(fs::read_dir(&folder).unwrap().count() > 4096);
+    let listing = began.elapsed();
+    println!("recorded: a look takes {few:?} among 2, {many:?} among 4096; listing those {listing:?}");
+    assert!(many < 10 * few && listing > 10 * few, "{few:?}, {many:?}, {listing:?}");
+    leave(first, second);
+    let _ = fs::remove_dir_all(&directory);
+}
+
+/// Dropping participant 0 removes the files when no round needs them, and not before: the control is one that somebody still
+/// has to gather.
+#[test]
+fn files_that_are_dropped_stay_as_long_as_a_round_needs_them() {
+    let short = Duration::from_millis(500);
+    for is_gathered in [true, false] {
+        let directory = fresh_folder();
+        let (first, second) = pair(&directory);
+        for member in [&first, &second] {
+            member.post(&round(0, "a"), ok("x")).unwrap();
+        }
+        first.gather(&round(0, "a"), PATIENCE).unwrap();
+        if is_gathered {
+            second.gather(&round(0, "a"), PATIENCE).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let began = Instant::now();
+            let leaving = scope.spawn(|| drop(first));
+            if !is_gathered {
+                std::thread::sleep(short);
+                assert!(!leaving.is_finished());
+                assert!(second.gather(&round(0, "a"), PATIENCE).unwrap().0.iter().all(Option::is_some));
+            }
+            leaving.join().unwrap();
+            assert!(began.elapsed() < 3 * short, "{:?}", began.elapsed());
+        });
+        let error = second.look(&round(0, "b")).unwrap_err().to_string();
+        assert!(error.contains("participant 0 has left"), "{error}");
+        drop(second);
+        let _ = fs::remove_dir_all(&directory);
+    }
+}
+
 /// What another post in the round's folder does to a gather: its error, which has to name the file.
 fn hostile(put: impl Fn(&Path)) -> String {
     let directory = fresh_folder();

@@ -183,12 +183,12 @@ impl Board {
     pub(crate) fn waits_in_vain(&self, key: &Key, gone: &[u32]) -> bool {
         let of_attempt = |other: &Key| other.clique == key.clique && other.attempt == key.attempt;
         let all_have = self.over.iter().any(|(old, end)| matches!(end, End::Gathered) && of_attempt(old));
-        let rounds: Vec<&Open> =
+        let open: Vec<&Open> =
             self.open.iter().filter(|(other, _)| of_attempt(other)).map(|(_, open)| open).collect();
-        let has_in = |open: &Open, participant: u32| open.posted.get(participant as usize) == Some(&true);
-        gone.iter().any(|participant| {
-            let is_missing = !self.open.get(key).is_some_and(|open| has_in(open, *participant));
-            is_missing && (all_have || rounds.iter().any(|open| has_in(open, *participant)))
+        let has_posted = |open: &Open, who: u32| open.posted.get(who as usize) == Some(&true);
+        gone.iter().any(|who| {
+            let is_missing = !self.open.get(key).is_some_and(|open| has_posted(open, *who));
+            is_missing && (all_have || open.iter().any(|open| has_posted(open, *who)))
         })
     }
 
@@ -257,9 +257,9 @@ impl Board {
         let end = self.over.iter().rev().find(|(old, _)| old == key).map(|(_, end)| *end).or(later);
         Err(match end {
             None => return Ok(()),
-            Some(End::Gathered) => over(key, "everybody has posted and gathered it already".to_owned()),
+            Some(End::Gathered) => closed(key, "everybody has posted and gathered it already".to_owned()),
             Some(End::GivenUp) => {
-                over(key, format!("it was given up: {MAX_OPEN_ROUNDS} others were used since"))
+                closed(key, format!("it was given up: {MAX_OPEN_ROUNDS} others were used since"))
             }
             Some(End::Superseded { by, attempt }) => superseded(key, by, attempt),
         })
@@ -268,11 +268,11 @@ impl Board {
 
 /// A round of an attempt after which somebody has begun a later one.
 pub(crate) fn superseded(key: &Key, by: u32, attempt: u64) -> CliqueError {
-    over(key, format!("participant {by} has begun attempt {attempt}"))
+    closed(key, format!("participant {by} has begun attempt {attempt}"))
 }
 
 /// A round that takes no more messages, and why.
-pub(crate) fn over(key: &Key, seen: String) -> CliqueError {
+pub(crate) fn closed(key: &Key, seen: String) -> CliqueError {
     CliqueError::Config { what: key.to_string(), expected: "a round that is not over".to_owned(), seen }
 }
 

@@ -129,7 +129,7 @@ impl Folder {
     ) -> Result<(), CliqueError> {
         let part = Folder::open(self.file(own), self.owner)?;
         part.write(file, bytes)?;
-        // No folder takes the place of one that has something in it. Every file system can do that; not all have links.
+        // No folder takes the place of one that has something in it, on any file system; links are not on all of them.
         let Err(error) = fs::rename(part.path(), self.file(name)) else { return Ok(()) };
         self.remove(own);
         match error.kind() {

@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::CliqueError;
-use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS, over, superseded};
+use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS, closed, superseded};
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, MAX_REQUEST_BYTES};
 use crate::rendezvous::{
     Gathered, LINGER, Membership, Post, Rendezvous, Round, StayFor, check_message, end_of,
@@ -152,7 +152,7 @@ impl SharedFile {
             return Ok(None);
         }
         self.memory().may_gather(own, key)?;
-        Err(over(key, "its files are gone: it was given up, or ended by a later attempt".to_owned()))
+        Err(closed(key, "its files are gone: it was given up, or ended by a later attempt".to_owned()))
     }
 
     /// Removes the rounds that are two attempts old, and those that were used longest ago if there are too many. Whoever

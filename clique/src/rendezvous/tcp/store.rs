@@ -471,6 +471,9 @@ impl Store {
         self.looked = now;
         let Some(moment) = now.checked_sub(GONE_FOR) else { return };
         let gone = self.seats.gone_by(moment);
+        if gone.is_empty() {
+            return;
+        }
         let in_vain = self.gathering.iter().filter(|(key, _)| self.board.waits_in_vain(key, &gone));
         let has_waited = |id: &u64| {
             let gathering = self.connections.get(id).and_then(|connection| connection.gathering.as_ref());
