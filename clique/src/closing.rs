@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::CliqueError;
 use crate::backend::{RawComm, Status};
 use crate::failure::Fault;
-use crate::owner::Desk;
+use crate::owner::{Desk, LOST_COMMAND};
 use crate::rendezvous::Post;
 use crate::report::Closed;
 use crate::rounds::{LIFE, Short};
@@ -46,9 +46,7 @@ impl Team {
             Err(RecvTimeoutError::Timeout) => {
                 Err(Fault::new(None, format!("closing was not done within {within:?}")))
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(Fault::new(None, "the owner's thread lost what it was to do"))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(Fault::new(None, LOST_COMMAND)),
         };
         let destroy = start.elapsed();
         if let Err(fault) = result {

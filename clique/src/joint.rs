@@ -8,7 +8,7 @@ use crate::CliqueError;
 use crate::failure::Fault;
 use crate::life::{ABORT_WITHIN, HEARD_BY, Life, told_by};
 use crate::message::Note;
-use crate::owner::{Desk, spawn};
+use crate::owner::{Desk, LOST_COMMAND, spawn};
 use crate::rendezvous::Post;
 use crate::rounds::{Heard, Rounds, note_of};
 use crate::state::Phase;
@@ -63,7 +63,7 @@ impl<R> Answer<R> {
 impl<R> Drop for Answer<R> {
     fn drop(&mut self) {
         if !self.is_given {
-            let lost = Err(Fault::new(None, "the owner's thread lost what it was to do"));
+            let lost = Err(Fault::new(None, LOST_COMMAND));
             let _ = self.events.send(Event::Own(self.index, lost));
         }
     }

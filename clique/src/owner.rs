@@ -13,6 +13,9 @@ use crate::error::panic_message;
 use crate::failure::Fault;
 use crate::sync::{Condvar, Deadline, Mutex, POST_TO_NOBODY, Pause, lock, sleep_on};
 
+/// Why a command has no answer.
+pub(crate) const LOST_COMMAND: &str = "the owner's thread lost what it was to do";
+
 /// Something for the owner's thread to do.
 pub(crate) type Command<D> = Box<dyn FnOnce(&mut D) + Send>;
 

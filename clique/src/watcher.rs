@@ -10,7 +10,7 @@ use crate::CliqueError;
 use crate::backend::{RawComm, Status};
 use crate::failure::Fault;
 use crate::life::{ABORT_WITHIN, Life};
-use crate::owner::spawn;
+use crate::owner::{LOST_COMMAND, spawn};
 use crate::rounds::{Heard, LIFE};
 use crate::sync::{Condvar, Deadline, Mutex, SLEEP_BLIND, lock, sleep_on};
 use crate::team::Team;
@@ -102,13 +102,17 @@ impl Drop for Watcher {
 
 /// How much longer than a call an answer may take: who was asked may be in a call that takes all its time.
 const SLACK: Duration = Duration::from_millis(100);
+/// How long an answer is waited for at once. It mostly comes at once; one that is later is heard at the next heartbeat, and
+/// meanwhile a watcher that is stopped can end.
+const AT_ONCE: Duration = Duration::from_millis(250);
 
 /// What is asked at each heartbeat, and what has not been answered since an earlier one. Both are asked on other threads,
 /// so that one that does not answer hides nothing of the other.
 struct Beat {
     life: Arc<Life>,
     comms: Vec<(u32, RawComm)>,
-    every: Duration,
+    /// How long each answer is waited for before the next heartbeat.
+    at_once: Duration,
     /// How long there may be no answer.
     patience: Duration,
     /// The library, by its owner.
@@ -137,7 +141,7 @@ impl Beat {
         Beat {
             life: team.life.clone(),
             comms: named.collect(),
-            every: team.heartbeat,
+            at_once: (team.heartbeat / 2).min(AT_ONCE),
             patience: team.call_within.saturating_add(SLACK),
             library: None,
             others: None,
@@ -156,10 +160,19 @@ impl Beat {
         if self.others.is_none() {
             match self.life.rounds.watch(LIFE) {
                 Ok(answer) => self.others = Some(Asked::now(answer)),
-                Err(error) => return self.fail(Fault::new(None, error.to_string())),
+                // There may be a thread for it at the next heartbeat.
+                Err(error) if !self.is_patient(Instant::now()) => {
+                    return self.fail(Fault::new(None, error.to_string()));
+                }
+                Err(_) => {}
             }
         }
         self.hear_library() && self.hear_others()
+    }
+
+    /// Whether the rendezvous, which has not answered since then at least, may still be late.
+    fn is_patient(&mut self, since: Instant) -> bool {
+        self.silent_since.get_or_insert(since).elapsed() <= self.patience
     }
 
     fn fail(&self, fault: Fault) -> bool {
@@ -169,7 +182,7 @@ impl Beat {
 
     fn hear_library(&mut self) -> bool {
         let Some(Asked { answer, since }) = self.library.take() else { return true };
-        match answer.recv_timeout(self.every / 2) {
+        match answer.recv_timeout(self.at_once) {
             Ok(Ok(())) => true,
             Ok(Err(fault)) if fault.is_taken => false,
             Ok(Err(fault)) => self.fail(fault),
@@ -181,7 +194,8 @@ impl Beat {
             Err(RecvTimeoutError::Timeout) => {
                 self.fail(Fault::new(None, format!("watching did not return after {:?}", since.elapsed())))
             }
-            Err(RecvTimeoutError::Disconnected) => false,
+            // If the clique has ended its word stays.
+            Err(RecvTimeoutError::Disconnected) => self.fail(Fault::new(None, LOST_COMMAND)),
         }
     }
 
@@ -201,8 +215,7 @@ impl Beat {
 
     fn hear_others(&mut self) -> bool {
         let Some(Asked { answer, since }) = self.others.take() else { return true };
-        let lost = |seen: String| Fault::new(None, format!("the rendezvous was lost: {seen}"));
-        match answer.recv_timeout(self.every / 2) {
+        match answer.recv_timeout(self.at_once) {
             Ok(Ok(Some(Heard::Failed(note)))) => {
                 self.life.fail(note, Deadline::after(ABORT_WITHIN));
                 false
@@ -214,18 +227,22 @@ impl Beat {
                 true
             }
             // A late answer is no loss: a packet was sent again, or the store's machine is busy.
-            Ok(Err(CliqueError::Timeout { .. }))
-                if self.silent_since.get_or_insert(since).elapsed() <= self.patience =>
-            {
-                true
-            }
-            Ok(Err(error)) => self.fail(lost(error.to_string())),
+            Ok(Err(CliqueError::Timeout { .. })) if self.is_patient(since) => true,
+            Ok(Err(error)) => self.fail(lost(&error.to_string())),
             Err(RecvTimeoutError::Timeout) if since.elapsed() <= self.patience => {
                 self.others = Some(Asked { answer, since });
                 true
             }
-            Err(RecvTimeoutError::Timeout) => self.fail(lost(format!("no answer in {:?}", since.elapsed()))),
-            Err(RecvTimeoutError::Disconnected) => self.fail(lost("it panicked".to_owned())),
+            Err(RecvTimeoutError::Timeout) => self.fail(lost(&format!("no answer in {:?}", since.elapsed()))),
+            Err(RecvTimeoutError::Disconnected) => self.fail(lost("it panicked")),
         }
     }
 }
+
+fn lost(seen: &str) -> Fault {
+    Fault::new(None, format!("the rendezvous was lost: {seen}"))
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "watcher_tests.rs"]
+mod tests;

@@ -3,16 +3,22 @@
 #[path = "support/cliques.rs"]
 #[allow(dead_code, reason = "each test program uses some of it")]
 mod cliques;
+#[path = "support/meddled.rs"]
+#[allow(dead_code, reason = "each test program uses some of it")]
+mod meddled;
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cliques::{Job, PATIENT, each, until};
+use meddled::{Call, Meddled};
 use portway_clique::backend::Status;
 use portway_clique::rendezvous::{Gathered, InProcess, Post, Rendezvous, Round};
 use portway_clique::software::{Fault, Kind, Step};
 use portway_clique::{Clique, CliqueError};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const CALL_WITHIN: Duration = Duration::from_millis(300);
 
@@ -107,12 +113,14 @@ fn some_late_answers_are_no_loss_at_the_barrier_of_a_child() {
     let cliques = each(PATIENT, parts, |_, (builder, process, place, late)| {
         builder.bring_up(process, Arc::new(Late(place, "meet", late)), PATIENT).unwrap()
     });
-    late.store(4, Ordering::Release);
-    let passed = each(PATIENT, cliques, |rank, mut clique| {
+    let children = each(PATIENT, cliques, |rank, mut clique| {
         let mut member = clique.members().remove(0);
         let child = member.split((rank < 2).then_some(0), 0).unwrap();
-        let passed = child.map(|mut child| child.barrier().map(|()| child));
-        (passed, member, clique)
+        (child, member, clique)
+    });
+    late.store(4, Ordering::Release);
+    let passed = each(PATIENT, children, |_, (child, member, clique)| {
+        (child.map(|mut child| child.barrier().map(|()| child)), member, clique)
     });
     for (passed, ..) in &passed {
         assert!(!matches!(passed, Some(Err(_))), "{passed:?}");
@@ -169,6 +177,85 @@ fn a_rendezvous_that_hangs_hides_no_error_of_the_library() {
     assert!(stuck.swap(false, Ordering::AcqRel), "the rendezvous hung all the time");
     let end = clique.end().unwrap().to_string();
     assert!(end.contains("remote error"), "{end}");
+}
+
+/// A watcher that waits for an answer does not keep a close waiting, however long its heartbeat is.
+#[test]
+fn a_long_heartbeat_keeps_no_close_waiting() {
+    const HEARTBEAT: Duration = Duration::from_secs(4);
+    let job = Job::new(&[1]);
+    let asks = Arc::new(AtomicBool::new(false));
+    let (asked, let_go) = (asks.clone(), Arc::new(AtomicBool::new(false)));
+    let is_let_go = let_go.clone();
+    let meddle = move |call, _: &str| {
+        if call == Call::Look {
+            asked.store(true, Ordering::Release);
+            until(PATIENT, "being let go", || is_let_go.load(Ordering::Acquire));
+        }
+        Ok(())
+    };
+    let place = Arc::new(Meddled(job.places[0].clone(), Box::new(meddle)));
+    let clique =
+        job.builder(0, 0).heartbeat(HEARTBEAT).bring_up(job.processes[0].clone(), place, PATIENT).unwrap();
+    until(PATIENT, "the first heartbeat", || asks.load(Ordering::Acquire));
+    let start = Instant::now();
+    clique.close(PATIENT).unwrap();
+    assert!(start.elapsed() < HEARTBEAT / 4, "{:?}", start.elapsed());
+    let_go.store(true, Ordering::Release);
+}
+
+/// Says that this is the process in which there are no threads to be had.
+const TOLD: &str = "PORTWAY_TEST_HAS_NO_THREADS";
+
+/// Whether a thread can be started.
+fn has_threads() -> bool {
+    let started = std::thread::Builder::new().spawn(|| ());
+    started.map(std::thread::JoinHandle::join).is_ok()
+}
+
+/// For some heartbeats the system has no thread to ask the other participants with. It runs in a process of its own, whose
+/// address space is limited then, and whose ended threads leave their stacks at once.
+#[test]
+fn a_heartbeat_without_a_thread_ends_nothing() {
+    if std::env::var_os(TOLD).is_none() {
+        let test = "a_heartbeat_without_a_thread_ends_nothing";
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture"])
+            .envs([(TOLD, "1"), ("GLIBC_TUNABLES", "glibc.pthread.stack_cache_size=0")])
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            if start.elapsed() > PATIENT * 2 {
+                child.kill().unwrap();
+                panic!("{:?}: the process has not ended after {:?}", child.wait(), PATIENT * 2);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(child.wait().unwrap().success());
+        return;
+    }
+    let job = Job::new(&[1]);
+    let clique = job.up(0).remove(0);
+    let unlimited = getrlimit(Resource::As);
+    let limit = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = statm.split_whitespace().next().unwrap().parse().unwrap();
+        let bytes = pages * rustix::param::page_size() as u64 + (256 << 10);
+        setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: unlimited.maximum }).unwrap();
+    };
+    let mut since = clique.heartbeats();
+    until(PATIENT, "heartbeats without a thread", || {
+        // One that has ended just now has made room for another.
+        if has_threads() {
+            limit();
+            since = clique.heartbeats();
+        }
+        clique.heartbeats() > since + 5 || clique.end().is_some()
+    });
+    setrlimit(Resource::As, unlimited).unwrap();
+    assert!(clique.end().is_none(), "{:?}", clique.end());
+    clique.close(PATIENT).unwrap();
 }
 
 #[test]
