@@ -136,11 +136,14 @@ impl CliqueBuilder {
         rendezvous: Arc<dyn Rendezvous>,
         within: Duration,
     ) -> Result<Clique, CliqueError> {
-        if self.name.is_empty() || self.name.len() > MAX_NAME_BYTES {
+        let len = self.name.len();
+        if len == 0 || len > MAX_NAME_BYTES || self.name.contains('/') {
             return Err(CliqueError::Config {
-                what: "length of a clique's name".to_owned(),
-                expected: format!("1 to {MAX_NAME_BYTES} bytes"),
-                seen: self.name.len().to_string(),
+                what: "name of a clique".to_owned(),
+                expected: format!(
+                    "1 to {MAX_NAME_BYTES} bytes without a '/', which the names of children have"
+                ),
+                seen: if len > MAX_NAME_BYTES { format!("{len} bytes") } else { format!("{:?}", self.name) },
             });
         }
         if self.heartbeat < MIN_HEARTBEAT {

@@ -43,7 +43,7 @@ pub struct Clique {
 
 impl Clique {
     /// What a clique of `size` ranks is to be. The name is the same for all participants; cliques that live at the same
-    /// time have different ones.
+    /// time have different ones. It has 1 to [`MAX_NAME_BYTES`](crate::MAX_NAME_BYTES) bytes and no `/`.
     pub fn builder(name: &str, size: u32) -> CliqueBuilder {
         CliqueBuilder::new(name, size)
     }

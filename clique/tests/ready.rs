@@ -150,10 +150,15 @@ fn bad_input_is_refused_before_anything_happens() {
     assert!(members[0].shrink(&[2]).is_err());
     assert!(members[0].shrink(&[0, 1]).is_err());
     assert_eq!(sum(members).len(), 2);
-    for name in ["", &"x".repeat(129)] {
+    let expected = "expected 1 to 128 bytes without a '/', which the names of children have";
+    for (name, seen) in
+        [("", "\"\""), (&"x".repeat(129), "129 bytes"), ("test/split1", "\"test/split1\""), ("/", "\"/\"")]
+    {
         let place: Arc<portway_clique::rendezvous::InProcess> = job.places[0].clone();
         let result = Clique::builder(name, 2).bring_up(job.processes[0].clone(), place, PATIENT);
-        assert!(matches!(result, Err(CliqueError::Config { .. })));
+        let error = result.map(drop).unwrap_err();
+        assert!(matches!(error, CliqueError::Config { .. }), "{error}");
+        assert_eq!(error.to_string(), format!("name of a clique: {expected}, seen {seen}"));
     }
 }
 
