@@ -18,6 +18,9 @@ pub enum Failure {
     /// The GPU or its driver refused.
     #[error("{measurement}: {source}")]
     Gpu { measurement: String, source: Box<portway_fifo::Error> },
+    /// `--devices` has a number that no GPU has.
+    #[error("--devices names GPU {number}: this machine has {count}, numbered from 0")]
+    NoSuchGpu { number: u32, count: u32 },
     /// A call on the device ended a kernel.
     #[error("{measurement}: a call on the device returned status {status} ({})", status_name(*status))]
     OnDevice { measurement: String, status: u64 },

@@ -83,6 +83,18 @@ fn ipc_has_every_phase_every_check_and_a_control_for_each_test() {
 }
 
 #[test]
+fn a_gpu_that_is_not_there_is_named_at_once() {
+    let Some(gpus) = Standin::new("devices") else { return };
+    let output = gpus.bench("ipc --devices 0,7");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(
+        text(&output).contains("# error: --devices names GPU 7: this machine has 2"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
 fn without_the_check_ipc_calls_nothing_right() {
     let Some(gpus) = Standin::new("unchecked") else { return };
     let ran = Ran::new(&gpus, "kernels-unchecked.json", "ipc -N 1 -n 5 -w 0 -T 60 -s 8 --proxies 1 -c 0");

@@ -160,7 +160,12 @@ impl<'a> Gpus<'a> {
     pub fn open(gpu: &Gpu, args: &'a Args, pinning: &'a Pinning) -> Result<Self, Failure> {
         let failed = |source| Failure::gpu("opening the GPUs", source);
         let first = &gpu.context;
-        let two = first.driver().device_count().map_err(failed)? > 1 && first.can_reach(1).map_err(failed)?;
+        let count = first.driver().device_count().map_err(failed)?;
+        // Said before the minutes are spent, not after.
+        if let Some(&number) = args.gpus.iter().find(|number| **number >= count) {
+            return Err(Failure::NoSuchGpu { number, count });
+        }
+        let two = count > 1 && first.can_reach(1).map_err(failed)?;
         let second = match two {
             true => Some(Context::new(first.driver(), 1).map_err(failed)?),
             false => None,

@@ -109,7 +109,7 @@ pub fn rows(gpus: &Gpus, report: &mut Report) -> Result<(), Failure> {
     };
     let ranks = Ranks::open(driver, &ordinals).map_err(failed)?;
     report.note(NAME, format!("all-pairs = ranks on devices {ordinals:?}, a channel between each two, each way; all send at the same"));
-    report.note(NAME, "time, windows of 128 MiB a pair. GB/s of a pair: to the return of its flush; of all: to that of the last.");
+    report.note(NAME, "time, windows of 128 MiB or 128 puts a pair. GB/s of a pair: to the return of its flush; of all: to the last's.");
     report.note(NAME, "proxies = engines of each rank. ref = cuMemcpyPeerAsync in a loop, all pairs at once, a thread and a");
     report.note(NAME, "stream for each");
     let mut proxies: Vec<usize> =

@@ -226,7 +226,7 @@ fn others(results: &[Named]) -> String {
     }
     let mut html = String::from(
         "<section><h2>Other measurements</h2><div class=\"wide\"><table>\n<tr><th></th><th>p50 (µs)</th><th>p99 (µs)</th>\
-         <th>Mops</th><th>GB/s</th><th>÷ ref</th><th>wrong</th></tr>\n",
+         <th>share (%)</th><th>Mops</th><th>GB/s</th><th>÷ ref</th><th>wrong</th></tr>\n",
     );
     for (n, rows) in all.iter().enumerate() {
         for row in rows {
@@ -235,6 +235,7 @@ fn others(results: &[Named]) -> String {
             let values = [
                 row.time_us.map(|times| times.p50),
                 row.time_us.and_then(|times| times.p99),
+                row.share_percent,
                 row.rate_mops.map(|rate| rate.proc.median),
                 row.bandwidth_gb_per_s,
                 row.reference.as_ref().map(|reference| reference.ratio.median),

@@ -98,7 +98,8 @@ mod tests {
             let rate = Some(Rate { push: spread(1.0), proc: spread(producers as f64) });
             report.results.push(Row { rate_mops: rate, ..row("rate", &[("producers", producers)], 16) });
         }
-        report.results.push(Row { time_us: Times::of(&mut [0.125]), ..row("alone", &[], 16) });
+        let share_percent = Some(37.5);
+        report.results.push(Row { time_us: Times::of(&mut [0.125]), share_percent, ..row("alone", &[], 16) });
         report.layer_done("put", Status::Ran, None);
         Named { file: "a.json".into(), report }
     }
@@ -119,6 +120,7 @@ mod tests {
         assert_eq!(count(&html, "class=\"knee\""), 2);
         assert!(html.contains("knee at 2 Mops"), "{html}");
         assert!(html.contains("alone") && html.contains("0.125"), "a row without a plot is in a table");
+        assert!(html.contains("<td>37.5</td>"), "and so is a share");
     }
 
     #[test]
