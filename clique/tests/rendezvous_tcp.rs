@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use meeting::{LOCALHOST, PATIENCE, ok, round, tcp};
+use meeting::{LOCALHOST, PATIENCE, free_address, ok, round, tcp};
 use portway_clique::CliqueError;
 use portway_clique::rendezvous::{JobToken, MAX_PARTICIPANTS, Post, Rendezvous, Tcp, TcpConfig};
 
@@ -83,7 +83,7 @@ fn what_is_no_store_is_an_error_in_time() {
 
 #[test]
 fn nobody_listens_is_an_error_at_the_limit_and_whoever_is_early_waits() {
-    let address = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
+    let address = free_address();
     let began = Instant::now();
     let error = start_error(short(tcp(1, 2, address)));
     let took = began.elapsed();
@@ -110,7 +110,7 @@ fn the_store_lives_until_everybody_has_left_and_no_longer_than_it_may() {
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| first.close(PATIENCE));
         std::thread::sleep(Duration::from_millis(50));
-        let said = second.gather(&round(0, "a"), Duration::from_millis(50)).unwrap();
+        let said = second.gather(&round(0, "a"), Duration::from_millis(500)).unwrap();
         assert_eq!(said.0, [Some(ok("x")), Some(ok("x")), None]);
         assert!(!leaving.is_finished());
         drop(second);

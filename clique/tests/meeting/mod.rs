@@ -17,6 +17,16 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub const LOCALHOST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
+/// An address at which nobody listens, and that nobody else takes: every address that begins with 127 is this host's, and
+/// a port that was free a moment ago at the usual one may be anybody's.
+pub fn free_address() -> SocketAddr {
+    static COUNT: AtomicUsize = AtomicUsize::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let ip = Ipv4Addr::new(127, high, low, u8::try_from(count).unwrap());
+    std::net::TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap()
+}
+
 /// The kinds of rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
