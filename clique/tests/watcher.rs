@@ -239,9 +239,10 @@ fn a_heartbeat_without_a_thread_ends_nothing() {
     let clique = job.up(0).remove(0);
     let unlimited = getrlimit(Resource::As);
     let limit = || {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        let pages: u64 = statm.split_whitespace().next().unwrap().parse().unwrap();
-        let bytes = pages * rustix::param::page_size() as u64 + (256 << 10);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+        let kib: u64 = size.split_whitespace().next().unwrap().parse().unwrap();
+        let bytes = (kib + 256) << 10;
         setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: unlimited.maximum }).unwrap();
     };
     let mut since = clique.heartbeats();
