@@ -280,8 +280,8 @@ impl Member {
     /// well, and all can come to the next. The library is called once everybody has said that it goes on.
     ///
     /// # Errors
-    /// What failed first, or who did not come. The clique itself stays usable unless it has failed too. So it does if the
-    /// time is over just when some go on to the library: nobody knows then who has.
+    /// What failed first, or who did not come. The clique itself stays usable unless it has failed too, as it does if the
+    /// time is over just when all go on to the library: some may be in it then, and some not.
     pub fn split(&mut self, color: Option<u32>, key: i32) -> Result<Option<Member>, CliqueError> {
         self.team.life.check()?;
         if let Some(wish) = lock(&self.team.wishes).get_mut(self.seat as usize) {

@@ -1,7 +1,7 @@
 //! Children of a ready clique: a split, or a shrink. Every member joins, or none.
 //!
-//! What the participants say to each other, in rounds of its own: what their members want; that all go on, after which
-//! nobody is in the library alone; that the children are up; that what was declared has run.
+//! The participants tell each other, in this order: what their members want; that they go on, after which the library is
+//! called, by all; that the children are up; that what was declared has run.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -212,8 +212,8 @@ fn agree(
         Err(Short::Silent(why)) => Err(stopped(why)),
         Err(Short::Error(error)) => Err(stopped(error.to_string())),
     };
-    // What all want stays to be heard by whoever comes late. So who has left meanwhile says it here, and one that did not
-    // come here, with some in the library and some not, would be the end of the parent.
+    // Whoever comes late still hears what all want. So who has left meanwhile says so in this round. If somebody does not
+    // come to it some may be in the library and some not, and the parent ends.
     let goes_on = drafts.as_ref().map(drop).map_err(Clone::clone);
     team.meet_others(rounds, goes_on, deadline)?;
     drafts
