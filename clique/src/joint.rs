@@ -153,7 +153,7 @@ impl Joint<'_> {
         note
     }
 
-    /// The time is over. Who never began is missing; if all have begun, who did not end is.
+    /// The time is over, or somebody has gone. Who never began is missing; if all have begun, who did not end is.
     fn missing(&self, silent: &[u32], own_is_done: bool) -> Note {
         let begun = self.begun.and_then(|round| self.rounds.hear_so_far(round, told_by(self.deadline)));
         let (missing, what) = match begun {
@@ -170,7 +170,11 @@ impl Joint<'_> {
         } else {
             format!(", and the ranks {} of other participants {what}", list(&ranks))
         };
-        let cause = format!("the time is over: the ranks of this process are {own}{others}");
+        let ranks_are = format!("the ranks of this process are {own}{others}");
+        let cause = match self.deadline.is_over() {
+            true => format!("the time is over: {ranks_are}"),
+            false => format!("{ranks_are}; {}", self.rounds.silent(silent)),
+        };
         let mut fault = Fault::new(None, cause);
         fault.missing = ranks;
         self.tell(fault.note(self.phase, self.process))

@@ -10,7 +10,7 @@ use crate::failure::Fault;
 use crate::life::HEARD_BY;
 use crate::message::Note;
 use crate::owner::spawn;
-use crate::rendezvous::{Gathered, Post, Rendezvous, Round};
+use crate::rendezvous::{Gathered, IS_THERE, Post, Rendezvous, Round};
 use crate::state::Phase;
 use crate::sync::Deadline;
 
@@ -40,7 +40,7 @@ pub(crate) enum Heard {
     All(Vec<(u32, Vec<u8>)>),
     /// Somebody failed; what it said.
     Failed(Note),
-    /// These participants have said nothing by the deadline.
+    /// These participants have said nothing by the deadline, or by when the rendezvous knew that one of them has gone.
     Missing(Vec<u32>),
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Heard {
 pub(crate) enum Short {
     /// Somebody failed; what it said.
     Failed(Note),
-    /// The time is over, and somebody has said nothing; in words.
+    /// Somebody has said nothing, and the time is over or it has gone; in words.
     Silent(String),
     /// It cannot be had here.
     Error(CliqueError),
@@ -135,7 +135,10 @@ impl Rounds {
             match heard.recv_timeout(until.left().min(LOOK)) {
                 Ok(Ok(Heard::All(said))) => return Ok(said),
                 Ok(Ok(Heard::Failed(note))) => return Err(Short::Failed(note)),
-                Ok(Ok(Heard::Missing(missing))) => return Err(Short::Silent(self.silent(&missing))),
+                Ok(Ok(Heard::Missing(missing))) => {
+                    let over = if deadline.is_over() { "the time is over, and " } else { "" };
+                    return Err(Short::Silent(format!("{over}{}", self.silent(&missing))));
+                }
                 Ok(Err(error)) => return Err(Short::Error(error)),
                 Err(RecvTimeoutError::Timeout) if !until.is_over() => go_on().map_err(Short::Error)?,
                 Err(_) => {
@@ -150,14 +153,13 @@ impl Rounds {
         }
     }
 
-    fn silent(&self, missing: &[u32]) -> String {
-        let names: Vec<String> = missing.iter().map(|one| self.name(*one)).take(MAX_NAMED).collect();
+    /// Who is missing, and where they are: those first who are not there, for whom the others may wait.
+    pub(crate) fn silent(&self, missing: &[u32]) -> String {
+        let mut names: Vec<String> = missing.iter().map(|one| self.name(*one)).collect();
+        names.sort_by_key(|name| name.ends_with(IS_THERE)); // the order is kept otherwise
+        names.truncate(MAX_NAMED);
         let all = self.who.as_ref().map_or(self.rendezvous.participants() as usize, |who| who.len());
-        format!(
-            "the time is over, and {} of {all} participants said nothing: {}",
-            missing.len(),
-            names.join("; ")
-        )
+        format!("{} of {all} participants said nothing: {}", missing.len(), names.join("; "))
     }
 
     /// Does something on a thread of its own, in case the rendezvous does not keep its limits.
@@ -257,4 +259,38 @@ pub(crate) fn note_of(error: &CliqueError, phase: Phase, process: &str) -> Note 
         _ => Fault::new(None, error.to_string()),
     };
     fault.note(phase, process)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::rendezvous::{JobToken, Membership, Tcp, TcpConfig};
+
+    /// Many wait for one, and it is named.
+    #[test]
+    fn who_has_gone_is_named_before_those_who_wait_for_it() {
+        let start = |participant, address| {
+            let token = JobToken::new(*b"a test's token").unwrap();
+            let member = Membership { token, participant, participants: 40 };
+            Tcp::start(TcpConfig { member, address, within: Duration::from_secs(20) }).unwrap()
+        };
+        let first = start(0, "127.0.0.1:0".parse().unwrap());
+        let address = first.address();
+        let mut others: Vec<Tcp> = (1..40).map(|participant| start(participant, address)).collect();
+        drop(others.remove(29));
+        let rounds = Rounds { rendezvous: Arc::new(first), clique: "c".to_owned(), attempt: 0, who: None };
+        let until = Deadline::after(Duration::from_secs(20));
+        loop {
+            let heard = rounds.hear("a", Duration::from_millis(100)).unwrap();
+            let Heard::Missing(missing) = heard else { panic!("{heard:?}") };
+            let silent = rounds.silent(&missing);
+            assert!(silent.starts_with("40 of 40 participants said nothing: participant "), "{silent}");
+            assert_eq!(silent.matches(IS_THERE).count() + silent.matches("has left").count(), MAX_NAMED);
+            if silent.contains("nothing: participant 30,") {
+                break;
+            }
+            // The store has not seen its end yet.
+            assert!(!until.is_over(), "{silent}");
+        }
+    }
 }

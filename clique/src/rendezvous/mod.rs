@@ -114,6 +114,9 @@ pub trait Rendezvous: Debug + Send + Sync {
     }
 }
 
+/// How the whereabouts end of a participant that is there and has said nothing.
+pub(crate) const IS_THERE: &str = "is connected and has not posted";
+
 /// How long participant 0 stays when it is dropped, for the others' sake.
 const LINGER: Duration = Duration::from_secs(2);
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use crate::rendezvous::IS_THERE;
 use crate::rendezvous::wire::{Hello, Instance, Wrong};
 
 /// The most connections of one participant: how many gathers it may have under way.
@@ -129,7 +130,7 @@ impl Seats {
     pub(super) fn whereabouts(&self, participant: u32) -> String {
         match self.seats.get(participant as usize) {
             Some(seat) if seat.name.is_empty() => "has not connected".to_owned(),
-            Some(seat) if seat.connections > 0 => format!("{} is connected and has not posted", seat.name),
+            Some(seat) if seat.connections > 0 => format!("{} {IS_THERE}", seat.name),
             Some(seat) if seat.goodbye => format!("{} has left", seat.name),
             Some(seat) => format!("{} has gone without a goodbye", seat.name),
             None => "is none of them".to_owned(),
