@@ -241,6 +241,10 @@ impl Args {
         if (args.page.is_some() || args.svg.is_some()) && !makes_a_page {
             return refuse(ErrorKind::ArgumentConflict, "only `report` uses -o and --svg".into());
         }
+        if let Some(page) = args.page.as_ref().filter(|page| args.results.contains(page)) {
+            let text = format!("-o {} would overwrite a result", page.display());
+            return refuse(ErrorKind::ArgumentConflict, text);
+        }
         if let (Some(batch), Some(depth)) = (args.batch.iter().max(), args.depth(DEPTH).into_iter().min()) {
             if *batch > depth {
                 let text = format!("--batch {batch} does not fit a ring of --depth {depth}");

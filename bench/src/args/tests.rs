@@ -45,6 +45,7 @@ fn lists_are_read_and_bad_values_refused() {
         "fifo --svg folder",
         "report",
         "report result.json -b 8",
+        "report a.json result.json -o result.json",
         "fifo --tolerance 5",
         "fifo --baseline x --tolerance -1",
         "fifo --rate 0",

@@ -59,10 +59,10 @@ fn run(args: &Args, report: &mut Report) -> Result<(), Failure> {
     report.note(NAME, "peer, lateness included: ONE WAY, not halved");
     report.results.extend(load::rows(args, &pinning)?);
     if args.stages {
-        report.note(NAME, "stages: push = the call; pop = the step of the engine began that took the trigger; post = the port was");
-        report.note(NAME, "offered the put; seen = the peer's wait returned. They come to the whole. The completion is polled");
-        report.note(NAME, "while the signal is on its way, so it is beside them. All by the processor's one clock, in the bench's");
-        report.note(NAME, "own transport and loop around the engine; ref = the whole without stamps; share is of mean times");
+        report.note(NAME, "stages: push = the call; pop = the step of the engine began that took the trigger, or the push where that step was");
+        report.note(NAME, "under way; post = the port was offered the put; seen = the peer's wait returned. They come to the whole. The");
+        report.note(NAME, "completion is polled while the signal is on its way, so it is beside them. All by the processor's one clock, in the");
+        report.note(NAME, "bench's own transport and loop around the engine; ref = the whole without stamps; share is of mean times");
         report.results.extend(stages::rows(args, &pinning)?);
     }
     if args.check() {

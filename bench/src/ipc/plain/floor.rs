@@ -57,6 +57,7 @@ fn sides(gpus: &Gpus, place: WordPlace, len_bytes: u64) -> Result<[Side; 2], Err
 /// thread a side that submits what a put needs. A signal alone, where that is a store, is a store.
 pub fn floor(gpus: &Gpus, place: WordPlace, size_bytes: u64, count: u64) -> Result<Vec<f64>, Failure> {
     let name = format!("{NAME} floor, {size_bytes} bytes");
+    crate::progress::begin(&name);
     let failed = |source| Failure::gpu(&name, source);
     let both = sides(gpus, place, size_bytes.max(8)).map_err(failed)?;
     let plan = |follows| Plan { len_bytes: size_bytes, puts: 1, count, follows, check: 0, corrupt: u64::MAX };
