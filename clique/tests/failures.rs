@@ -4,14 +4,17 @@
 #[path = "support/cliques.rs"]
 #[allow(dead_code, reason = "each test program uses some of it")]
 mod cliques;
+#[path = "support/meddled.rs"]
+#[allow(dead_code, reason = "each test program uses some of it")]
+mod meddled;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cliques::{Job, PATIENT, each, until};
+use meddled::{Call, Meddled};
 use portway_clique::backend::Status;
-use portway_clique::rendezvous::{Gathered, InProcess, Post, Rendezvous, Round};
 use portway_clique::software::{Fault, Kind, Live, Software, Step};
 use portway_clique::state::Phase;
 use portway_clique::{CliqueError, Failure};
@@ -165,35 +168,6 @@ fn a_participant_that_never_comes_is_named() {
     }
 }
 
-/// A rendezvous over which one phase's posts come only once it is told so.
-#[derive(Debug)]
-struct Withholding(Arc<InProcess>, &'static str, Arc<AtomicU32>);
-
-impl Rendezvous for Withholding {
-    fn participant(&self) -> u32 {
-        self.0.participant()
-    }
-
-    fn participants(&self) -> u32 {
-        self.0.participants()
-    }
-
-    fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
-        if round.phase == self.1 {
-            until(PATIENT, "being let go", || self.2.load(Ordering::Acquire) == 0);
-        }
-        self.0.post(round, post)
-    }
-
-    fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
-        self.0.gather(round, within)
-    }
-
-    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
-        self.0.look(round)
-    }
-}
-
 /// One that stops before it calls the library keeps the others in it: they say who did not begin. On a machine that is so
 /// busy that they cannot ask by their deadline they say less; so there are three tries.
 #[test]
@@ -209,8 +183,14 @@ fn a_rank_that_never_began_is_told_from_those_that_wait_for_it() {
             .collect();
         let errors = each(PATIENT, parts, |participant, (builder, process, place, away)| {
             let is_stopped = participant == 1;
-            let place: Arc<dyn Rendezvous> =
-                if is_stopped { Arc::new(Withholding(place, "begun", away.clone())) } else { place };
+            let is_away = away.clone();
+            let meddle = move |call, phase: &str| {
+                if is_stopped && (call, phase) == (Call::Post, "begun") {
+                    until(PATIENT, "being let go", || is_away.load(Ordering::Acquire) == 0);
+                }
+                Ok(())
+            };
+            let place = Arc::new(Meddled(place, Box::new(meddle)));
             let within = if is_stopped { SHORT * 3 } else { SHORT };
             let error = builder.bring_up(process, place, within).map(drop).unwrap_err();
             if !is_stopped {
@@ -240,34 +220,6 @@ fn a_rank_that_never_began_is_told_from_those_that_wait_for_it() {
 /// A rendezvous that keeps no limit, in a post or in a gather, at any of the exchanges: the bring-up returns all the same.
 #[test]
 fn a_rendezvous_that_hangs_is_not_waited_for() {
-    #[derive(Debug)]
-    struct Hanging(Arc<InProcess>, &'static str, bool, Arc<AtomicBool>);
-    impl Hanging {
-        fn hang(&self, round: &Round, posts: bool) {
-            if round.phase == self.1 && posts == self.2 {
-                until(PATIENT, "being let go", || self.3.load(Ordering::Acquire));
-            }
-        }
-    }
-    impl Rendezvous for Hanging {
-        fn participant(&self) -> u32 {
-            self.0.participant()
-        }
-        fn participants(&self) -> u32 {
-            self.0.participants()
-        }
-        fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
-            self.hang(round, true);
-            self.0.post(round, post)
-        }
-        fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
-            self.hang(round, false);
-            self.0.gather(round, within)
-        }
-        fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
-            self.0.look(round)
-        }
-    }
     let cases: Vec<_> = ["hello", "ids", "begun", "up", "used"]
         .into_iter()
         .flat_map(|phase| [(phase, true), (phase, false)])
@@ -283,8 +235,14 @@ fn a_rendezvous_that_hangs_is_not_waited_for() {
             .collect();
         let results = each(PATIENT, parts, move |one, (builder, process, place, let_go)| {
             let start = Instant::now();
-            let place: Arc<dyn Rendezvous> =
-                if one == 1 { Arc::new(Hanging(place, phase, posts, let_go)) } else { place };
+            let hangs = (if posts { Call::Post } else { Call::Gather }, phase);
+            let meddle = move |call, of: &str| {
+                if one == 1 && (call, of) == hangs {
+                    until(PATIENT, "being let go", || let_go.load(Ordering::Acquire));
+                }
+                Ok(())
+            };
+            let place = Arc::new(Meddled(place, Box::new(meddle)));
             (builder.bring_up(process, place, SHORT).map(drop), start.elapsed())
         });
         let_go.store(true, Ordering::Release);
@@ -377,34 +335,6 @@ fn deadlines_are_met_within_100_ms() {
 /// some tries says what it adds up to, whatever else the machine does.
 #[test]
 fn the_deadline_is_met_within_100_ms_when_everything_hangs() {
-    #[derive(Debug)]
-    struct Silent(Arc<InProcess>, Arc<AtomicBool>);
-    impl Silent {
-        fn hang(&self, round: &Round) {
-            if round.phase == "up" {
-                until(PATIENT, "being let go", || self.1.load(Ordering::Acquire));
-            }
-        }
-    }
-    impl Rendezvous for Silent {
-        fn participant(&self) -> u32 {
-            self.0.participant()
-        }
-        fn participants(&self) -> u32 {
-            self.0.participants()
-        }
-        fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
-            self.hang(round);
-            self.0.post(round, post)
-        }
-        fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
-            self.hang(round);
-            self.0.gather(round, within)
-        }
-        fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
-            self.0.look(round)
-        }
-    }
     const LIMIT: Duration = Duration::from_millis(150);
     // What hangs besides the rendezvous; a failure shortly before the deadline is told after it.
     for (step, kind) in [
@@ -421,7 +351,14 @@ fn the_deadline_is_met_within_100_ms_when_everything_hangs() {
             if matches!(kind, Kind::Fail(_)) {
                 job.processes[0].inject(Fault::new(Step::Workspace, None, Kind::Delay(LIMIT / 2)));
             }
-            let place = Arc::new(Silent(job.places[0].clone(), let_go.clone()));
+            let is_let_go = let_go.clone();
+            let meddle = move |call, phase: &str| {
+                if phase == "up" && matches!(call, Call::Post | Call::Gather) {
+                    until(PATIENT, "being let go", || is_let_go.load(Ordering::Acquire));
+                }
+                Ok(())
+            };
+            let place = Arc::new(Meddled(job.places[0].clone(), Box::new(meddle)));
             let (start, builder) = (Instant::now(), job.builder(0, 0));
             let result = builder.bring_up(job.processes[0].clone(), place, LIMIT);
             let took = start.elapsed();

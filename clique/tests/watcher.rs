@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cliques::{Job, PATIENT, each, until};
 use meddled::{Call, Meddled};
 use portway_clique::backend::Status;
-use portway_clique::rendezvous::{Gathered, InProcess, Post, Rendezvous, Round};
+use portway_clique::rendezvous::InProcess;
 use portway_clique::software::{Fault, Kind, Step};
 use portway_clique::{Clique, CliqueError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -23,51 +23,26 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const CALL_WITHIN: Duration = Duration::from_millis(300);
 
 /// A rendezvous that is late with so many answers of one phase.
-#[derive(Debug)]
-struct Late(Arc<InProcess>, &'static str, Arc<AtomicU32>);
-
-impl Rendezvous for Late {
-    fn participant(&self) -> u32 {
-        self.0.participant()
-    }
-
-    fn participants(&self) -> u32 {
-        self.0.participants()
-    }
-
-    fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
-        self.0.post(round, post)
-    }
-
-    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
-        self.answer(round, Duration::ZERO)?;
-        self.0.look(round)
-    }
-
-    fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
-        self.answer(round, within)?;
-        self.0.gather(round, within)
-    }
-}
-
-impl Late {
-    fn answer(&self, round: &Round, within: Duration) -> Result<(), CliqueError> {
+fn late_with(place: &Arc<InProcess>, phase: &'static str, late: &Arc<AtomicU32>) -> Arc<Meddled> {
+    let late = late.clone();
+    let meddle = move |call, of: &str| {
         let one_less = |left: u32| left.checked_sub(1);
-        let is_late = || self.2.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok();
-        if round.phase == self.1 && is_late() {
+        let is_late = || late.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok();
+        if matches!(call, Call::Look | Call::Gather) && of == phase && is_late() {
             return Err(CliqueError::Timeout {
                 what: "a test".to_owned(),
                 expected: "an answer".to_owned(),
                 seen: "none".to_owned(),
-                waited: within,
+                waited: Duration::ZERO,
             });
         }
         Ok(())
-    }
+    };
+    Arc::new(Meddled(place.clone(), Box::new(meddle)))
 }
 
 fn up(job: &Job, late: &Arc<AtomicU32>) -> Clique {
-    let place = Arc::new(Late(job.places[0].clone(), "life", late.clone()));
+    let place = late_with(&job.places[0], "life", late);
     let builder = job.builder(0, 0).call_within(CALL_WITHIN);
     builder.bring_up(job.processes[0].clone(), place, PATIENT).unwrap()
 }
@@ -111,7 +86,7 @@ fn some_late_answers_are_no_loss_at_the_barrier_of_a_child() {
         .map(|one| (job.builder(one, 0), job.processes[one].clone(), job.places[one].clone(), late.clone()))
         .collect();
     let cliques = each(PATIENT, parts, |_, (builder, process, place, late)| {
-        builder.bring_up(process, Arc::new(Late(place, "meet", late)), PATIENT).unwrap()
+        builder.bring_up(process, late_with(&place, "meet", &late), PATIENT).unwrap()
     });
     let children = each(PATIENT, cliques, |rank, mut clique| {
         let mut member = clique.members().remove(0);
@@ -129,36 +104,21 @@ fn some_late_answers_are_no_loss_at_the_barrier_of_a_child() {
 }
 
 /// A rendezvous whose looks do not return while it is told so.
-#[derive(Debug)]
-struct Stuck(Arc<InProcess>, Arc<AtomicBool>);
-
-impl Rendezvous for Stuck {
-    fn participant(&self) -> u32 {
-        self.0.participant()
-    }
-
-    fn participants(&self) -> u32 {
-        self.0.participants()
-    }
-
-    fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
-        self.0.post(round, post)
-    }
-
-    fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
-        self.0.gather(round, within)
-    }
-
-    fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
-        until(PATIENT, "being let go", || !self.1.load(Ordering::Acquire));
-        self.0.look(round)
-    }
+fn stuck_while(place: &Arc<InProcess>, stuck: &Arc<AtomicBool>) -> Arc<Meddled> {
+    let stuck = stuck.clone();
+    let meddle = move |call, _: &str| {
+        if call == Call::Look {
+            until(PATIENT, "being let go", || !stuck.load(Ordering::Acquire));
+        }
+        Ok(())
+    };
+    Arc::new(Meddled(place.clone(), Box::new(meddle)))
 }
 
 /// A clique whose rendezvous has not answered for some heartbeats.
 fn with_stuck_rendezvous(job: &Job, call_within: Duration) -> (Clique, Arc<AtomicBool>) {
     let stuck = Arc::new(AtomicBool::new(false));
-    let place = Arc::new(Stuck(job.places[0].clone(), stuck.clone()));
+    let place = stuck_while(&job.places[0], &stuck);
     let builder = job.builder(0, 0).call_within(call_within);
     let clique = builder.bring_up(job.processes[0].clone(), place, PATIENT).unwrap();
     stuck.store(true, Ordering::Release);
