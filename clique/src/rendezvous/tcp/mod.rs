@@ -6,6 +6,7 @@
 //! The first connection of a process carries nothing but its goodbye, and is open as long as the process lives. So when the
 //! last one of a process ends it has gone, and the store ends the gathers that wait for it.
 
+mod answers;
 mod connection;
 mod reading;
 mod seats;

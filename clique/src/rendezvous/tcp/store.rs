@@ -11,11 +11,12 @@ use rustix::event::{Timespec, epoll};
 use crate::CliqueError;
 use crate::rendezvous::board::{Board, Key};
 use crate::rendezvous::identity::{JobToken, Membership, system};
+use crate::rendezvous::tcp::answers::Answers;
 use crate::rendezvous::tcp::connection::{Connection, Read1};
 use crate::rendezvous::tcp::seats::Seats;
 use crate::rendezvous::tcp::server::Shared;
-use crate::rendezvous::wire::{Frame, Hello, Wrong, encode_gathered};
-use crate::rendezvous::{Post, StayFor, end_of};
+use crate::rendezvous::wire::{Frame, Hello, Wrong};
+use crate::rendezvous::{StayFor, end_of};
 
 /// How long a connection may take to say whose it is.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -57,16 +58,7 @@ pub(super) struct Store {
     gathering: HashMap<Key, BTreeSet<u64>>,
     /// When it was last looked for gathers that wait in vain.
     looked: Instant,
-    answer: Option<Answer>,
-}
-
-/// The last answer, so that all who gather a round share one.
-#[derive(Debug)]
-struct Answer {
-    said: Arc<Vec<Option<Post>>>,
-    /// With gaps it also says where those are who are missing.
-    seats_seen: Option<u64>,
-    bytes: Arc<Vec<u8>>,
+    answers: Answers,
 }
 
 impl Store {
@@ -90,7 +82,7 @@ impl Store {
             strangers: BTreeSet::new(),
             gathering: HashMap::new(),
             looked: Instant::now(),
-            answer: None,
+            answers: Answers::default(),
         })
     }
 
@@ -231,7 +223,7 @@ impl Store {
                         false
                     }
                 };
-                self.answer = self.answer.take().filter(|answer| answer.seats_seen.is_none());
+                self.answers.forget_gaps();
                 if ended {
                     self.wake(&key);
                 }
@@ -248,7 +240,7 @@ impl Store {
             (Some(_), Frame::Look { key }) => match self.board.look(&key) {
                 Ok(None) => self.send(id, Arc::new(Frame::NotYet.encode())),
                 Ok(Some(said)) => {
-                    let bytes = self.encode(said);
+                    let bytes = self.answers.encode(said, &self.seats);
                     self.send(id, bytes);
                 }
                 Err(error) => self.refuse(id, error),
@@ -309,35 +301,12 @@ impl Store {
             Ok(None) => {}
             Ok(Some(said)) => {
                 self.gathered(id);
-                let bytes = self.encode(said);
+                let bytes = self.answers.encode(said, &self.seats);
                 self.send(id, bytes);
             }
             Err(error) => {
                 self.gathered(id);
                 self.refuse(id, error);
-            }
-        }
-    }
-
-    fn encode(&mut self, said: Arc<Vec<Option<Post>>>) -> Arc<Vec<u8>> {
-        let seats_seen = said.iter().any(Option::is_none).then(|| self.seats.changes());
-        match &self.answer {
-            Some(last) if Arc::ptr_eq(&last.said, &said) && last.seats_seen == seats_seen => {
-                last.bytes.clone()
-            }
-            _ => {
-                let missing: Vec<String> = said
-                    .iter()
-                    .zip(0..)
-                    .map(|(post, participant)| match post {
-                        Some(_) => String::new(),
-                        None => self.seats.whereabouts(participant),
-                    })
-                    .collect();
-                let each = said.iter().zip(&missing).map(|(post, missing)| post.as_ref().ok_or(missing));
-                let bytes = Arc::new(encode_gathered(said.len(), each));
-                self.answer = Some(Answer { said, seats_seen, bytes: bytes.clone() });
-                bytes
             }
         }
     }
@@ -494,34 +463,5 @@ impl Store {
                 self.seats.leave(participant);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// However many gather a round: with an answer each, memory would grow with the square of the participants.
-    #[test]
-    fn those_who_gather_a_round_share_one_answer() {
-        let token = JobToken::new(*b"a test's token").unwrap();
-        let member = Membership { token, participant: 0, participants: 2 };
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut store = Store::new(listener, &member, Arc::new(Shared::new().unwrap())).unwrap();
-        let complete = Arc::new(vec![Some(Post::Ok(vec![1])), Some(Post::Ok(vec![2]))]);
-        let gaps = Arc::new(vec![Some(Post::Ok(vec![1])), None]);
-        for said in [&complete, &gaps] {
-            let first = store.encode(said.clone());
-            assert!(Arc::ptr_eq(&first, &store.encode(said.clone())));
-        }
-        // So do those who gather one that nobody has posted to.
-        let key = Key { clique: "c".to_owned(), attempt: 0, phase: "p".to_owned() };
-        let (once, again) = [(); 2].map(|()| store.board.gather(0, &key, true).unwrap().unwrap()).into();
-        let first = store.encode(once);
-        assert!(Arc::ptr_eq(&first, &store.encode(again)));
-        // With gaps it says where those are who are missing, and that may change.
-        let before = store.encode(gaps.clone());
-        store.seats.goodbye(1);
-        assert!(!Arc::ptr_eq(&before, &store.encode(gaps)));
     }
 }
