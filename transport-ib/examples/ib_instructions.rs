@@ -1,6 +1,8 @@
 //! What `ci/ib-instructions.sh` counts: the engine and the port, over a verbs table whose data path does next to nothing.
 //!
-//! usage: instructions BURSTS
+//! usage: ib_instructions BURSTS [dearer]
+//!
+//! The way to the doorbell that is `dearer` has a little more work an op: the control, which has to be noticed.
 //!
 //! `step_to_the_doorbell` takes a burst from the FIFO and posts it, and finds no completion yet;
 //! `step_to_the_frontier` finds an empty FIFO and the burst's completions. The program checks what it can: every op
@@ -60,7 +62,10 @@ unsafe extern "C" fn poll_cq(_: *mut sys::ibv_cq, _: i32, out: *mut sys::ibv_wc)
 }
 
 #[inline(never)]
-fn step_to_the_doorbell(engine: &mut Engine, now: Duration) -> u64 {
+fn step_to_the_doorbell(engine: &mut Engine, now: Duration, more: u64) -> u64 {
+    for work in 0..more {
+        std::hint::black_box(work);
+    }
     engine.step(now).completions
 }
 
@@ -72,6 +77,7 @@ fn step_to_the_frontier(engine: &mut Engine, now: Duration) -> u64 {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bursts: u64 = std::env::args().nth(1).unwrap_or_default().parse()?;
+    let more = if std::env::args().nth(2).as_deref() == Some("dearer") { 4 * BURST } else { 0 };
     let world = World::new(&[Make::default()]);
     world.set_data_path(post_send, poll_cq);
     let ib = Ib::open_with(&world.verbs(), Config { signal_every: EVERY as u32, ..Config::default() })?;
@@ -99,7 +105,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             producer.put_signal(op * 64, op * 128, 64)?;
         }
         let now = Duration::from_micros(burst);
-        completions += step_to_the_doorbell(&mut engine, now);
+        completions += step_to_the_doorbell(&mut engine, now, more);
         completions += step_to_the_frontier(&mut engine, now);
     }
     let doorbells = DOORBELLS.load(Ordering::Relaxed);
