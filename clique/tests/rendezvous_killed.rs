@@ -1,4 +1,4 @@
-//! A process that is killed while its clique comes up: over the TCP store the others hear of it long before the deadline.
+//! A process that is killed while its clique comes up, or before it comes to a barrier: over the TCP store the others hear of it long before the deadline.
 
 #[path = "bring_up/child.rs"]
 #[allow(dead_code)]
@@ -26,7 +26,7 @@ fn participant() {
 }
 
 /// Brings up a clique of three, of whom the second stops at a step and gets a signal there. How long the others' bring-ups
-/// took to fail after that, with their errors.
+/// took to fail after that, or their first barriers, with their errors.
 fn with_signal(step: &str, signal: Signal, limit: Duration) -> Vec<(Duration, String)> {
     let folder = meeting::fresh_folder();
     let mut address = meeting::LOCALHOST.to_string();
@@ -49,10 +49,11 @@ fn with_signal(step: &str, signal: Signal, limit: Duration) -> Vec<(Duration, St
     let victim = all.remove(1);
     victim.read_until(&format!("at {step}"), meeting::PATIENCE);
     victim.signal(signal);
+    let call = if step == "ready" { "barrier" } else { "bring-up" };
     let failed = all.iter().map(|one| {
         let said = one.read_until("end", meeting::PATIENCE);
-        let find = |start: &str| said.iter().find_map(|line| line.strip_prefix(start));
-        let (Some(took), Some(error)) = (find("took bring-up "), find("error bring-up ")) else {
+        let find = |what: &str| said.iter().find_map(|line| line.strip_prefix(&format!("{what} {call} ")));
+        let (Some(took), Some(error)) = (find("took"), find("error")) else {
             panic!("{step}, {signal:?}: {said:#?}")
         };
         (Duration::from_millis(took.parse().unwrap()), error.to_owned())
@@ -65,9 +66,10 @@ fn with_signal(step: &str, signal: Signal, limit: Duration) -> Vec<(Duration, St
 /// At each step after the first that the others hear of. Of three tries one has to be in time: a machine that is shared is
 /// late now and then.
 #[test]
-fn who_is_killed_in_a_bring_up_is_heard_of_at_once() {
+fn who_is_killed_is_heard_of_at_once() {
     std::thread::scope(|scope| {
-        for step in ["gather-hello", "post-ids", "post-begun", "init", "post-up", "enqueue", "post-used"] {
+        let bring_up = ["gather-hello", "post-ids", "post-begun", "init", "post-up", "enqueue", "post-used"];
+        for step in bring_up.into_iter().chain(["ready"]) {
             scope.spawn(move || {
                 let in_time = (0..3).any(|_| {
                     let failed = with_signal(step, Signal::KILL, LONG);

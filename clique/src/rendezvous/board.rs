@@ -178,10 +178,14 @@ impl Board {
         Ok((open.missing == 0 || open.failed).then(|| open.said.clone()))
     }
 
-    /// Whether somebody is missing in a round, of those who have gone, who had posted in its attempt before. It will not
-    /// post any more, and nobody can in its place: that one would have to begin with a round which has its post already.
+    /// Whether somebody is missing in a round, of those who have gone, who had posted in its attempt before, be it for the
+    /// clique that this one belongs to. It will not post any more, and nobody can in its place: that one would have to
+    /// begin with a round which has its post already.
     pub(crate) fn waits_in_vain(&self, key: &Key, gone: &[u32]) -> bool {
-        let of_attempt = |other: &Key| other.clique == key.clique && other.attempt == key.attempt;
+        let of_attempt = |other: &Key| {
+            let rest = key.clique.strip_prefix(&other.clique);
+            other.attempt == key.attempt && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         let all_have = self.over.iter().any(|(old, end)| matches!(end, End::Gathered) && of_attempt(old));
         let open: Vec<&Open> =
             self.open.iter().filter(|(other, _)| of_attempt(other)).map(|(_, open)| open).collect();
@@ -379,8 +383,11 @@ mod tests {
         assert!(!board.waits_in_vain(&a, &[0, 1, 2]));
         assert!(board.waits_in_vain(&b, &[1]));
         assert!(!board.waits_in_vain(&b, &[0, 2]));
+        // What is done for the clique, a barrier say, is of its attempt.
+        let of = |clique: &str| Key { clique: clique.to_owned(), ..b.clone() };
+        assert!(board.waits_in_vain(&of(&format!("{}/barrier1", b.clique)), &[1]));
         // Neither an earlier nor a later attempt is this one, nor is another clique's.
-        for other in [key(0, "b"), key(2, "b"), Key { clique: "d".to_owned(), ..b.clone() }] {
+        for other in [key(0, "b"), key(2, "b"), of("d"), of(&format!("{}d", b.clique))] {
             assert!(!board.waits_in_vain(&other, &[1]), "{other}");
         }
         // A round that is over counts too.

@@ -89,7 +89,8 @@ pub trait Rendezvous: Debug + Send + Sync {
     /// [`Post::Failed`], or when the time is over, then with gaps.
     ///
     /// It ends with gaps before its time is over where a rendezvous knows that it waits in vain, as [`Tcp`] does: for a
-    /// participant that is missing, that posted in this attempt of the clique before, and whose process has gone since.
+    /// participant that is missing, that posted in this attempt of the clique before, and whose process has gone since. What
+    /// is done for a clique, a split say, has rounds of the clique's name with a `/` and its own name after it.
     ///
     /// Of several failures the first decides: it alone is in the answer, the same one for everybody who gathers. First is
     /// what came first to where the messages meet, the hub, the store or the folder; no clock has a say in it.
