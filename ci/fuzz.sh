@@ -10,6 +10,7 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 seconds=${1:-50} seed=${PORTWAY_SEED:-1}
 (cd fuzz && cargo fmt -- --check)
 cp Cargo.lock fuzz/Cargo.lock # the same versions of what comes from the registry
-CARGO_TARGET_DIR=$target cargo build --quiet --manifest-path fuzz/Cargo.toml
+# With what writes the corpora anew, so that it keeps building.
+CARGO_TARGET_DIR=$target cargo build --quiet --manifest-path fuzz/Cargo.toml --all-features
 timeout 120 "$target/debug/fuzz" plants "$seed"
 timeout $((seconds + 60)) "$target/debug/fuzz" run "$seconds" "$seed"

@@ -115,6 +115,6 @@ mod tests {
         let source = Some(Arc::new(io::Error::other("no such device")) as _);
         let error = TransportError::Device { operation: "opening", status: 7, vendor: 0, source };
         let text = Failure::proxy("a test", error.into()).in_full();
-        assert_eq!(text, "a test: opening failed with status 7 (vendor code 0): no such device");
+        assert_eq!(text, "a test: opening failed with status 7: no such device");
     }
 }

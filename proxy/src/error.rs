@@ -227,7 +227,7 @@ pub enum TransportError {
     Device {
         /// What was tried.
         operation: &'static str,
-        /// The status or errno.
+        /// The status or errno, 0 if there is none.
         status: i32,
         /// The vendor's code, 0 if there is none.
         vendor: u32,
@@ -308,14 +308,15 @@ pub enum TransportError {
     },
     /// The peer, or the way to it, failed.
     #[error(
-        "{operation} to {peer} failed with status {status} (vendor code {vendor}): see what the peer says, and the way to it; go on over a new port"
+        "{operation} to {peer} failed{}: see what the peer says, and the way to it; go on over a new port",
+        numbers(*.status, *.vendor)
     )]
     Remote {
         /// Who.
         peer: String,
         /// What was tried.
         operation: &'static str,
-        /// The status.
+        /// The status, 0 if there is none.
         status: i32,
         /// The vendor's code, 0 if there is none.
         vendor: u32,
@@ -342,10 +343,12 @@ pub enum TransportError {
     },
 }
 
-/// Nothing where the source has the numbers.
+/// The numbers that there are: 0 is none.
 fn numbers(status: i32, vendor: u32) -> String {
     match (status, vendor) {
         (0, 0) => String::new(),
+        (_, 0) => format!(" with status {status}"),
+        (0, _) => format!(" with vendor code {vendor}"),
         _ => format!(" with status {status} (vendor code {vendor})"),
     }
 }

@@ -29,6 +29,18 @@
 //! 12. **What is bound stays bound** until the port is quiesced, and is free then: memory can be released, and imports can
 //!     be forgotten. A port that is closed again and again is quiesced in the end, after an error too.
 //! 13. **Bytes from a peer are checked**: truncated or foreign ones are [`Malformed`](TransportError::Malformed).
+//!
+//! # When an application may close
+//!
+//! A close ends what is under way on both sides: an op that a port has accepted may be dropped, and a flush whose data has
+//! been delivered may still fail, since its completion, too, needs the peer. That is by design: nobody can tell it from one
+//! that was lost. So nobody closes while a peer has anything left to complete. The order that always works, on each side:
+//!
+//! 1. Flush the own channels, and wait for the flushes.
+//! 2. Tell the peer so, and wait until it has told the same: by bytes that the application carries, or any barrier. A
+//!    signal of the port does not do: it is itself an op that has to complete.
+//! 3. Close the port until it is [`Quiesced`](Close::Quiesced); then forget imports and release memory. Free memory when
+//!    those who imported it have forgotten it.
 
 use core::fmt::Debug;
 use core::time::Duration;

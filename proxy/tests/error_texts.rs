@@ -28,6 +28,8 @@ fn transport() -> Vec<(TransportError, &'static str)> {
             "the port broke its contract: a second completion (lane 1, op 7): hold its transport to the conformance suite",
         ),
         (device(12, 0x81, None), "registering memory failed with status 12 (vendor code 129)"),
+        (device(12, 0, None), "registering memory failed with status 12"),
+        (device(0, 0x81, None), "registering memory failed with vendor code 129"),
         (device(0, 0, Some(why)), "registering memory failed: no such device"),
         (
             Lane { lane: 2, sequence: 7, lanes: 1 },
@@ -67,6 +69,15 @@ fn transport() -> Vec<(TransportError, &'static str)> {
         (
             Remote { peer: "host1".into(), operation: "write", status: 12, vendor: 0x81 },
             "write to host1 failed with status 12 (vendor code 129): see what the peer says, and the way to it; go on over a new port",
+        ),
+        (
+            Remote {
+                peer: "process 7 (it has ended)".into(),
+                operation: "reaching a peer that is gone",
+                status: 0,
+                vendor: 0,
+            },
+            "reaching a peer that is gone to process 7 (it has ended) failed: see what the peer says, and the way to it; go on over a new port",
         ),
         (
             Timeout { what: "the handshake", peer: "host1".into(), after: AFTER },

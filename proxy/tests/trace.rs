@@ -103,3 +103,48 @@ fn calls_and_ends_are_told_by_the_callers_threads() {
     );
     assert!(lines.len() < 12, "{} events of 1,000 puts", lines.len());
 }
+
+/// Panics at each event.
+struct Panics(Arc<Mutex<usize>>);
+
+impl Subscriber for Panics {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("portway_proxy")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        *self.0.lock().unwrap() += 1;
+        panic!("the subscriber panics");
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_subscriber_that_panics_takes_nothing_with_it() {
+    let seen = Arc::new(Mutex::new(0));
+    tracing::subscriber::with_default(Panics(seen.clone()), || {
+        let start = || Proxy::start(Engine::new(&Heap, Config::default()).unwrap(), RunConfig::default());
+        assert!(start().unwrap().stop(Stop::Cancel).quiesced);
+        assert_eq!(*seen.lock().unwrap(), 2, "events of a start and a stop");
+        drop(start().unwrap());
+        assert_eq!(*seen.lock().unwrap(), 4, "events of a start and a drop");
+        // A panic out of a drop while another unwinds would end the process.
+        let other = std::panic::catch_unwind(|| {
+            let _proxy = start().unwrap();
+            panic!("another");
+        });
+        assert_eq!(other.unwrap_err().downcast_ref::<&str>(), Some(&"another"));
+        assert_eq!(*seen.lock().unwrap(), 6, "events of a start and a drop that unwinds");
+    });
+}

@@ -43,12 +43,11 @@ pub enum Error {
         seen: Vec<String>,
     },
     /// The device or its driver refused.
-    #[error("{operation} failed with errno {errno} ({}): the kernel's log may say why",
-        std::io::Error::from_raw_os_error(*.errno))]
+    #[error("{operation} failed{}: the kernel's log may say why", with(*.errno))]
     Device {
         /// What was tried.
         operation: &'static str,
-        /// The system's number of the error.
+        /// The system's number of the error, 0 if the library left none.
         errno: i32,
     },
     /// The device cannot do what this transport needs.
@@ -83,6 +82,13 @@ pub enum Error {
 
 fn named(name: &Option<String>) -> String {
     name.as_ref().map(|name| format!(" named {name}")).unwrap_or_default()
+}
+
+fn with(errno: i32) -> String {
+    match errno {
+        0 => String::new(),
+        _ => format!(" with errno {errno} ({})", std::io::Error::from_raw_os_error(errno)),
+    }
 }
 
 fn list(names: &[String]) -> String {

@@ -1,7 +1,7 @@
 //! [`Keeper`]: a thread for each open device, which does what may block so that no engine has to: it waits for
 //! asynchronous events, puts failed queue pairs into the state ERR, and destroys those of closed ports.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,9 +18,12 @@ use crate::sys;
 /// How long the thread sleeps at most, in case a wake-up is lost.
 const SLEEP: Duration = Duration::from_secs(1);
 
+/// From here on, a [`Stage`] is an error number.
+const STUCK: u32 = 3;
+
 /// Where the queues of a port stand. The port reads it, the keeper moves it.
 #[derive(Debug, Default)]
-pub(crate) struct Stage(AtomicU8);
+pub(crate) struct Stage(AtomicU32);
 
 /// The values of a [`Stage`], in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +34,8 @@ pub(crate) enum At {
     Error,
     /// Destroyed.
     Destroyed,
-    /// The device refused to destroy them.
-    Stuck,
+    /// The device refused to destroy them, with this number; 0: they are still in use, and it was not asked.
+    Stuck { errno: u16 },
 }
 
 impl Stage {
@@ -41,12 +44,18 @@ impl Stage {
             0 => At::Open,
             1 => At::Error,
             2 => At::Destroyed,
-            _ => At::Stuck,
+            stuck => At::Stuck { errno: (stuck - STUCK) as u16 },
         }
     }
 
     fn set(&self, at: At) {
-        self.0.store(at as u8, Ordering::Release);
+        let value = match at {
+            At::Open => 0,
+            At::Error => 1,
+            At::Destroyed => 2,
+            At::Stuck { errno } => STUCK + u32::from(errno),
+        };
+        self.0.store(value, Ordering::Release);
     }
 }
 
@@ -243,21 +252,19 @@ impl Keeper {
             Job::Destroy(queues, stage, bound) => {
                 queues.to_error();
                 // The port gave its share away with this job, and jobs are carried out in order.
-                let destroyed = match Arc::into_inner(queues) {
-                    Some(queues) => queues.destroy(),
-                    None => Err(Error::Device { operation: "queues are still in use", errno: 0 }),
+                let end = match Arc::into_inner(queues).map(Queues::destroy) {
+                    Some(Ok(())) => At::Destroyed,
+                    Some(Err(Error::Device { errno, .. })) => {
+                        At::Stuck { errno: errno.try_into().unwrap_or_default() }
+                    }
+                    Some(Err(_)) | None => At::Stuck { errno: 0 },
                 };
-                match destroyed {
-                    Ok(()) => {
-                        drop(bound);
-                        stage.set(At::Destroyed);
-                    }
-                    Err(_) => {
-                        // The device may still reach this memory: it stays bound, and mapped, for good.
-                        core::mem::forget(bound);
-                        stage.set(At::Stuck);
-                    }
+                match end {
+                    At::Destroyed => drop(bound),
+                    // The device may still reach this memory: it stays bound, and mapped, for good.
+                    _ => core::mem::forget(bound),
                 }
+                stage.set(end);
             }
         }
     }

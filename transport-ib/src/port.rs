@@ -388,9 +388,9 @@ impl Port for IbPort {
         self.give_away();
         match self.stage.at() {
             At::Destroyed => Ok(Close::Quiesced),
-            At::Stuck => Err(TransportError::Device {
-                operation: "destroying queue pairs; their memory stays bound",
-                status: 0,
+            At::Stuck { errno } => Err(TransportError::Device {
+                operation: "destroying queue pairs, whose memory stays bound,",
+                status: errno.into(),
                 vendor: 0,
                 source: None,
             }),

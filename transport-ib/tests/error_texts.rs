@@ -36,6 +36,7 @@ fn texts() -> Vec<(Error, &'static str)> {
             Device { operation: "ibv_query_device", errno: 22 },
             "ibv_query_device failed with errno 22 (Invalid argument (os error 22)): the kernel's log may say why",
         ),
+        (Device { operation: "ibv_alloc_pd", errno: 0 }, "ibv_alloc_pd failed: the kernel's log may say why"),
         (
             Unfit {
                 device: "mlx5_0".into(),

@@ -58,10 +58,11 @@ pub enum Error {
         /// Where it begins.
         address: u64,
     },
-    /// The driver does not export memory, in any form. A later try may succeed.
+    /// The driver failed to export memory, in every form that it has. A later try may succeed. Peers in this process get the
+    /// same, although they need no form: an export does not know who will import it.
     #[error(
         "memory at {address:#x} ({len_bytes} bytes) is exported in no form, expected one or more: {}; export it again \
-         once the cause is gone", failures(.tried)
+         once the cause is gone, or register memory of another allocation", failures(.tried)
     )]
     Export {
         /// Where it begins.
