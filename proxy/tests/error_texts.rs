@@ -73,11 +73,11 @@ fn transport() -> Vec<(TransportError, &'static str)> {
         (
             Remote {
                 peer: "process 7 (it has ended)".into(),
-                operation: "reaching a peer that is gone",
+                operation: "a connection",
                 status: 0,
                 vendor: 0,
             },
-            "reaching a peer that is gone to process 7 (it has ended) failed: see what the peer says, and the way to it; go on over a new port",
+            "a connection to process 7 (it has ended) failed: see what the peer says, and the way to it; go on over a new port",
         ),
         (
             Timeout { what: "the handshake", peer: "host1".into(), after: AFTER },

@@ -177,7 +177,10 @@ pub enum Error {
         peer: String,
     },
     /// The operating system refused.
-    #[error("{operation} failed with errno {errno} ({})", std::io::Error::from_raw_os_error(*.errno))]
+    #[error(
+        "{operation} failed with errno {errno} ({}): see the limits of this process, and what it may do",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
     System {
         /// What was tried.
         operation: &'static str,
@@ -340,7 +343,7 @@ impl Error {
             Error::Export { .. } => "exporting memory",
             Error::Driver { operation, .. } => operation,
             Error::SameProcess => "opening a legacy handle of this process",
-            Error::Gone { .. } => "reaching a peer that is gone",
+            Error::Gone { .. } => "a connection",
             Error::Silent { .. } => "waiting for a peer's answer",
             Error::Refused { .. } => "reaching a peer of another user",
             Error::Released { .. } => "importing memory that the peer has released",
