@@ -174,7 +174,7 @@ impl CliqueBuilder {
                 drop(alive);
             });
             drop(dropped_elsewhere);
-            // One that is left at once is left when this returns, so that the next attempt can take its seat.
+            // One that is left at once is left when this returns, so that whoever makes a new one finds its seat free.
             let until = Deadline::after(LEAVE_WITHIN).earlier(deadline.plus(LEFT_BY));
             let _ = gone.recv_timeout(until.left());
         })
@@ -343,6 +343,7 @@ impl Run {
             process: &self.life.process,
             seats: &agreement.seats,
             deadline: self.deadline,
+            parent: None,
         }
     }
 

@@ -30,7 +30,7 @@ pub struct Failure {
     pub status: Option<Status>,
     /// What happened.
     pub cause: String,
-    /// The ranks that had said nothing when the time was over; at most 64 are named.
+    /// The ranks that had said nothing when the time was over, or whose process had gone before; at most 64 are named.
     pub missing: Vec<u32>,
     /// What the participants have in the variables that name what a host has, such as its interfaces, once they have said
     /// so: each value with who has it. They are not compared.

@@ -9,8 +9,8 @@ use crate::failure::Fault;
 use crate::life::{ABORT_WITHIN, HEARD_BY, Life, told_by};
 use crate::message::Note;
 use crate::owner::{Desk, LOST_COMMAND, spawn};
-use crate::rendezvous::Post;
-use crate::rounds::{Heard, Rounds, note_of};
+use crate::rendezvous::{IS_THERE, Post};
+use crate::rounds::{Heard, LOOK, Rounds, note_of};
 use crate::state::Phase;
 use crate::sync::Deadline;
 use crate::verify::Seat;
@@ -28,6 +28,8 @@ pub(crate) struct Joint<'a> {
     pub(crate) process: &'a str,
     pub(crate) seats: &'a [Seat],
     pub(crate) deadline: Deadline,
+    /// The clique in whose use this happens, if there is one: with its end the part ends.
+    pub(crate) parent: Option<&'a Life>,
 }
 
 /// What an owner has to do: until the deadline, after which it is aborted.
@@ -88,9 +90,11 @@ impl Joint<'_> {
         drop(events);
         let mut results: Vec<Option<R>> = (0..count).map(|_| None).collect();
         let mut own_done = if count == 0 { self.say()? } else { None };
+        // The listener ends by the deadline by itself, and knows more than this clock.
+        let until = self.deadline.plus(HEARD_BY);
         loop {
-            // The listener ends by the deadline by itself, and knows more than this clock.
-            match next.recv_timeout(self.deadline.plus(HEARD_BY).left()) {
+            let slice = if self.parent.is_some() { LOOK } else { until.left() };
+            match next.recv_timeout(until.left().min(slice)) {
                 Ok(Event::Own(index, Ok(result))) => {
                     results[index] = Some(result);
                     if results.iter().all(Option::is_some) {
@@ -111,6 +115,11 @@ impl Joint<'_> {
                 }
                 Ok(Event::Heard(Err(error))) => {
                     return Err(self.tell(note_of(&error, self.phase, self.process)));
+                }
+                Err(RecvTimeoutError::Timeout) if !until.is_over() => {
+                    if let Some(end) = self.parent.and_then(Life::end) {
+                        return Err(self.tell(note_of(&end, self.phase, self.process)));
+                    }
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     // It is not asked again, and not waited for: all that is left goes to the abort.
@@ -160,6 +169,10 @@ impl Joint<'_> {
             Some(Heard::Missing(never)) if !never.is_empty() => (never, "did not begin"),
             _ => (silent.to_vec(), "did not end"),
         };
+        // Before the time is over those who are there are not missing: they wait for who has gone, as this one does.
+        let is_over = self.deadline.is_over();
+        let has_gone = |one: &u32| is_over || !self.rounds.name(*one).ends_with(IS_THERE);
+        let missing: Vec<u32> = missing.into_iter().filter(has_gone).collect();
         let this = self.rounds.rendezvous.participant();
         let is_missing = |seat: &Seat| seat.participant != this && missing.contains(&seat.participant);
         let ranks: Vec<u32> =
@@ -171,13 +184,21 @@ impl Joint<'_> {
             format!(", and the ranks {} of other participants {what}", list(&ranks))
         };
         let ranks_are = format!("the ranks of this process are {own}{others}");
-        let cause = match self.deadline.is_over() {
+        let cause = match is_over {
             true => format!("the time is over: {ranks_are}"),
             false => format!("{ranks_are}; {}", self.rounds.silent(silent)),
         };
         let mut fault = Fault::new(None, cause);
         fault.missing = ranks;
-        self.tell(fault.note(self.phase, self.process))
+        let own = self.tell(fault.note(self.phase, self.process));
+        // Others have found out at the same moment, and one of them was first: in this round, or in the next.
+        let first = [self.round, self.next].into_iter().find_map(|round| {
+            match self.rounds.hear_so_far(round, told_by(self.deadline)) {
+                Some(Heard::Failed(first)) => Some(first),
+                _ => None,
+            }
+        });
+        first.unwrap_or(own)
     }
 
     /// The own failure, or an earlier one of another participant, of which it may be a consequence. The listener hears

@@ -276,8 +276,8 @@ impl Member {
     /// child runs first what was declared for its parent, as far as its ranks are in it.
     ///
     /// The n-th split of one member belongs to the n-th of every other. One that somebody did not come to by the deadline
-    /// is joined by nobody; who comes to it later learns at once who has stopped waiting, as soon as all others have come as
-    /// well, and all can come to the next. The library is called once everybody has said that it goes on.
+    /// is joined by nobody; who comes to it later learns who has stopped waiting, as soon as all others have come as well,
+    /// and all can come to the next. The library is called once everybody has said that it goes on.
     ///
     /// # Errors
     /// What failed first, or who did not come. The clique itself stays usable unless it has failed too, as it does if the
@@ -317,7 +317,8 @@ impl Member {
     }
 
     /// Closes a clique that came from a split or a shrink, as [`Clique::close`](crate::Clique::close) does: every member of
-    /// it calls this. The local ones wait for each other first, so it takes twice `within` at most.
+    /// it calls this. The local ones wait for each other first, so it takes twice `within` at most, and the later the last
+    /// of them comes, the less is left for the rest.
     ///
     /// # Errors
     /// As there.

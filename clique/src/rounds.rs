@@ -17,7 +17,7 @@ use crate::sync::Deadline;
 /// While the clique is used: whoever fails says so here, and whoever closes.
 pub(crate) const LIFE: &str = "life";
 /// How often whoever waits for other participants looks whether it still has to.
-const LOOK: Duration = Duration::from_millis(5);
+pub(crate) const LOOK: Duration = Duration::from_millis(5);
 /// How many of those that are missing are named.
 const MAX_NAMED: usize = 16;
 /// How often the word of some of the participants is looked for.
@@ -155,8 +155,20 @@ impl Rounds {
 
     /// Who is missing, and where they are: those first who are not there, for whom the others may wait.
     pub(crate) fn silent(&self, missing: &[u32]) -> String {
-        let mut names: Vec<String> = missing.iter().map(|one| self.name(*one)).collect();
-        names.sort_by_key(|name| name.ends_with(IS_THERE)); // the order is kept otherwise
+        // Asking where somebody is may take a look at a file: no more are asked than needed.
+        let (mut names, mut there) = (Vec::new(), Vec::new());
+        for one in missing {
+            if names.len() == MAX_NAMED {
+                break;
+            }
+            let name = self.name(*one);
+            if !name.ends_with(IS_THERE) {
+                names.push(name);
+            } else if there.len() < MAX_NAMED {
+                there.push(name);
+            }
+        }
+        names.append(&mut there);
         names.truncate(MAX_NAMED);
         let all = self.who.as_ref().map_or(self.rendezvous.participants() as usize, |who| who.len());
         format!("{} of {all} participants said nothing: {}", missing.len(), names.join("; "))
@@ -263,8 +275,63 @@ pub(crate) fn note_of(error: &CliqueError, phase: Phase, process: &str) -> Note 
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
-    use crate::rendezvous::{JobToken, Membership, Tcp, TcpConfig};
+    use crate::rendezvous::{Hub, InProcess, JobToken, Membership, Tcp, TcpConfig};
+
+    /// Asks take their time, as in a folder on another host.
+    #[derive(Debug)]
+    struct Slow(InProcess, AtomicUsize);
+
+    impl Rendezvous for Slow {
+        fn participant(&self) -> u32 {
+            self.0.participant()
+        }
+
+        fn participants(&self) -> u32 {
+            self.0.participants()
+        }
+
+        fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
+            self.0.post(round, post)
+        }
+
+        fn gather(&self, round: &Round, within: Duration) -> Result<Gathered, CliqueError> {
+            self.0.gather(round, within)
+        }
+
+        fn look(&self, round: &Round) -> Result<Option<Gathered>, CliqueError> {
+            self.0.look(round)
+        }
+
+        fn whereabouts(&self, participant: u32) -> Option<String> {
+            self.1.fetch_add(1, Ordering::AcqRel);
+            (participant % 2 == 0).then(|| format!("process {participant} {IS_THERE}"))
+        }
+    }
+
+    /// Naming who is missing is done when the time is over.
+    #[test]
+    fn no_more_are_asked_where_they_are_than_are_named() {
+        let slow = Arc::new(Slow(Hub::new(1024).unwrap().join(0).unwrap(), AtomicUsize::new(0)));
+        let rounds = Rounds { rendezvous: slow.clone(), clique: "c".to_owned(), attempt: 0, who: None };
+        let silent = rounds.silent(&(1..1024).collect::<Vec<_>>());
+        assert!(
+            silent.starts_with("1023 of 1024 participants said nothing: participant 1; participant 3;"),
+            "{silent}"
+        );
+        assert_eq!(
+            (silent.matches("participant ").count(), silent.matches(IS_THERE).count()),
+            (MAX_NAMED, 0)
+        );
+        assert!(slow.1.load(Ordering::Acquire) <= 2 * MAX_NAMED, "{slow:?}");
+        assert!(
+            rounds
+                .silent(&[2, 3, 4])
+                .ends_with(&format!("process 2 {IS_THERE}; participant 4, process 4 {IS_THERE}"))
+        );
+    }
 
     /// Many wait for one, and it is named.
     #[test]

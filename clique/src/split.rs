@@ -6,7 +6,7 @@
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
 use crate::CliqueError;
 use crate::backend::{LocalRank, RawComm, SplitCall, Status};
@@ -18,7 +18,7 @@ use crate::life::{ABORTED_BY, Life, told_by};
 use crate::message::{Note, SplitMessage};
 use crate::owner::{Desk, spawn};
 use crate::rendezvous::Post;
-use crate::rounds::{Rounds, Short, note_of};
+use crate::rounds::{Heard, Rounds, Short, note_of};
 use crate::state::Phase;
 use crate::sync::{Deadline, lock};
 use crate::team::{Team, Word};
@@ -56,6 +56,8 @@ type Make = Box<dyn FnOnce(&Desk) -> Result<(Status, Vec<(usize, RawComm)>), Fau
 
 /// The round in which all say what their members want.
 const WISHES: &str = "wishes";
+/// How often the others are listened to while the library is called.
+const LISTEN_EVERY: Duration = Duration::from_millis(50);
 
 /// Brings a local seat, whose wish is with the team, to a split.
 pub(crate) fn split(team: &Team, seat: u32, number: u32) -> Result<Word, CliqueError> {
@@ -178,8 +180,11 @@ fn arrive(
     let left = team.arrive(seat, purpose, Ok(()), Late::CallsOff, lead);
     if let Err(error @ CliqueError::Timeout { .. }) = &left {
         let note = note_of(error, Phase::Ready, &team.life.process);
+        let until = told_by(Deadline::after(Duration::ZERO));
         // Each of them says so, and the first counts. Where the others cannot be told their own deadlines end their waits.
-        let _ = rounds.post(WISHES, Post::Failed(note.encode()), told_by(Deadline::after(Duration::ZERO)));
+        let _ = rounds.post(WISHES, Post::Failed(note.encode()), until);
+        // As everybody does in every round, or it is kept.
+        let _ = rounds.hear_so_far(WISHES, until);
     }
     left
 }
@@ -318,12 +323,7 @@ fn bring_up(
     deadline: Deadline,
 ) -> Result<Word, Note> {
     let process = &team.life.process;
-    let made = made(team, drafts, make, deadline).map_err(|fault| {
-        let note = fault.note(Phase::Ready, process);
-        // Where the others cannot be told their own deadlines end their waits.
-        let _ = rounds.post("up", Post::Failed(note.encode()), deadline);
-        note
-    })?;
+    let made = made(team, rounds, drafts, make, deadline)?;
     let joint = |round, next| Joint {
         rounds,
         round,
@@ -333,6 +333,7 @@ fn bring_up(
         process,
         seats: &team.seats,
         deadline,
+        parent: Some(&team.life),
     };
     let up = drafts.iter().zip(made).map(|(draft, comms)| {
         let plan = draft.plan.clone();
@@ -353,7 +354,14 @@ fn bring_up(
 }
 
 /// Calls the library for the parents, and puts each child into the custody of its own owner.
-fn made(team: &Team, drafts: &[Draft], make: Make, deadline: Deadline) -> Result<Vec<Vec<RawComm>>, Fault> {
+fn made(
+    team: &Team,
+    rounds: &Rounds,
+    drafts: &[Draft],
+    make: Make,
+    deadline: Deadline,
+) -> Result<Vec<Vec<RawComm>>, Note> {
+    let process = &team.life.process;
     let owners: Vec<(Arc<Life>, Vec<usize>)> =
         drafts.iter().map(|draft| (draft.life.clone(), draft.from.clone())).collect();
     let parents: Vec<(u32, RawComm)> =
@@ -381,8 +389,27 @@ fn made(team: &Team, drafts: &[Draft], make: Make, deadline: Deadline) -> Result
         desk.settle(&parents, "split", deadline)?;
         Ok(placed)
     });
-    let late = |_| Fault::new(None, "the call that makes the children did not return by the deadline");
-    answer.recv_timeout(deadline.left()).map_err(late)?
+    let fault = loop {
+        match answer.recv_timeout(deadline.left().min(LISTEN_EVERY)) {
+            Ok(Ok(made)) => return Ok(made),
+            Ok(Err(fault)) => break fault,
+            // One that failed in its call never comes to where this one waits for it.
+            Err(RecvTimeoutError::Timeout) if !deadline.is_over() => {
+                team.life.check().map_err(|end| note_of(&end, Phase::Ready, process))?;
+                let heard = rounds.watch("up").map(|heard| heard.recv_timeout(deadline.left()));
+                if let Ok(Ok(Ok(Some(Heard::Failed(note))))) = heard {
+                    return Err(note);
+                }
+            }
+            Err(_) => {
+                break Fault::new(None, "the call that makes the children did not return by the deadline");
+            }
+        }
+    };
+    let note = fault.note(Phase::Ready, process);
+    // Where the others cannot be told their own deadlines end their waits.
+    let _ = rounds.post("up", Post::Failed(note.encode()), deadline);
+    Err(note)
 }
 
 /// The child as this participant has it; `None` if it has no rank in it.

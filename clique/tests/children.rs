@@ -112,6 +112,46 @@ fn a_split_that_fails_is_joined_by_none() {
     }
 }
 
+/// One fails in the call of the library, or its clique is aborted, while the other is inside: it does not wait there to
+/// its deadline.
+#[test]
+fn whoever_is_in_the_library_hears_of_a_failure_and_of_the_end() {
+    for is_aborted in [false, true] {
+        let job = Job::new(&[1, 1]);
+        let mut cliques = up_with_limit(&job, PATIENT / 2);
+        let (here, there) = if is_aborted {
+            (Fault::new(Step::SplitProgress, None, Kind::Hang), None)
+        } else {
+            let fails = Kind::Fail(Status::SYSTEM_ERROR);
+            (Fault::new(Step::Split, None, Kind::Hang), Some(Fault::new(Step::Split, None, fails)))
+        };
+        job.processes[0].inject(here);
+        there.into_iter().for_each(|fault| job.processes[1].inject(fault));
+        let members = all_members(&mut cliques);
+        let begun = Instant::now();
+        let left = std::thread::scope(|scope| {
+            let splitting = scope.spawn(move || {
+                each(PATIENT, members, move |_, mut member| {
+                    let error = member.split(Some(0), 0).map(drop).unwrap_err();
+                    (error.to_string(), begun.elapsed(), member)
+                })
+            });
+            if is_aborted {
+                until(PATIENT, "the split to be under way", || job.fabric.live().communicators > 2);
+                cliques[0].abort();
+            }
+            splitting.join().unwrap()
+        });
+        for (error, took, member) in &left {
+            println!("recorded: aborted {is_aborted}, rank {}: {took:?}: {error}", member.rank());
+            assert!(*took < PATIENT / 4, "aborted {is_aborted}, rank {}: {took:?}: {error}", member.rank());
+            assert!(member.end().is_some() || !is_aborted);
+        }
+        job.processes.iter().for_each(|process| process.heal());
+        job.fabric.release();
+    }
+}
+
 /// How long the calls of the next two may take.
 const CALL_WITHIN: Duration = Duration::from_millis(400);
 

@@ -3,7 +3,7 @@
 mod meeting;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meeting::{KINDS, PATIENCE, meet};
 use portway_clique::backend::{DataType, ReduceOp};
@@ -49,6 +49,26 @@ fn a_clique_comes_up_over_each_rendezvous_again_and_again() {
         for attempt in 0..3 {
             close(bring_up(&places, "test", attempt));
         }
+    }
+}
+
+/// One that has failed goes on to the next attempt before the others have heard why.
+#[test]
+fn the_next_attempt_hides_no_failure_of_the_last_one() {
+    for kind in KINDS {
+        let places = meet(kind, 2);
+        let [here, there] = <[Clique; 2]>::try_from(bring_up(&places, "test", 0)).unwrap();
+        there.abort();
+        let backend = Arc::new(Software::new(&Fabric::new(1)));
+        let next = Clique::builder("test", 2).attempt(1).local(1, 0);
+        next.bring_up(backend, places[1].clone(), Duration::from_millis(50)).map(drop).unwrap_err();
+        let began = Instant::now();
+        while here.end().is_none() {
+            assert!(began.elapsed() < PATIENCE, "{kind:?}: waited {PATIENCE:?} for the end, seen none");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let end = here.end().unwrap().to_string();
+        assert!(end.contains("aborted its clique"), "{kind:?}: {end}");
     }
 }
 

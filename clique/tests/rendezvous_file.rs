@@ -489,3 +489,34 @@ fn files_are_for_their_owner_alone() {
     leave(first, second);
     fs::remove_dir_all(&directory).unwrap();
 }
+
+/// Participant 0 has seen that all have joined, and leaves before another one has seen it.
+#[test]
+fn a_first_that_leaves_at_once_is_not_waited_for() {
+    const WITHIN: Duration = Duration::from_secs(3);
+    for n in 0..16 {
+        let directory = fresh_folder();
+        let others: Vec<_> = [1, 2]
+            .into_iter()
+            .map(|one| {
+                let directory = directory.clone();
+                std::thread::spawn(move || {
+                    // The second looks less and less often by the time that the last one comes.
+                    std::thread::sleep(Duration::from_millis(u64::from(one - 1) * (30 + n)));
+                    let (began, config) =
+                        (Instant::now(), SharedFileConfig { within: WITHIN, ..file(one, 3, &directory) });
+                    (SharedFile::start(config).map(drop).map_err(|error| error.to_string()), began.elapsed())
+                })
+            })
+            .collect();
+        drop(SharedFile::start(file(0, 3, &directory)).unwrap());
+        for other in others {
+            let (started, took) = other.join().unwrap();
+            assert!(took < WITHIN / 2, "{took:?}: {started:?}");
+            if let Err(error) = started {
+                assert!(error.contains("it is gone: participant 0 has left"), "{error}");
+            }
+        }
+        let _ = fs::remove_dir_all(&directory);
+    }
+}

@@ -74,6 +74,9 @@ fn who_is_killed_is_heard_of_at_once() {
                 let in_time = (0..3).any(|_| {
                     let failed = with_signal(step, Signal::KILL, LONG);
                     println!("recorded: killed at {step}: {failed:?}");
+                    if ["init", "post-up", "enqueue", "post-used"].contains(&step) {
+                        assert_eq!(failed[0].1, failed[1].1, "{step}: all name the same one first");
+                    }
                     failed.iter().all(|(took, error)| {
                         *took < SOON
                             && error.contains("has gone without a goodbye")

@@ -63,8 +63,8 @@ struct Open {
 /// The rounds of all cliques among the same participants.
 ///
 /// A round ends, and its memory is freed, when everybody has posted and gathered it. A post in a later attempt of a
-/// clique ends the earlier attempts: at once the rounds in which somebody is missing, and those that are complete when
-/// they are two attempts old. So a slow participant of a complete round still gets it, and a failed one leaves nothing.
+/// clique ends the earlier attempts: at once the rounds in which somebody is missing, and those that are complete or have
+/// failed when they are two attempts old. So a slow participant still gets what a round has come to.
 /// What is left behind all the same, under names that are not used again, is given up when there are too many.
 #[derive(Debug)]
 pub(crate) struct Board {
@@ -211,7 +211,7 @@ impl Board {
             .iter()
             .filter(|(old, open)| {
                 old.clique == key.clique && old.attempt < key.attempt && {
-                    open.missing > 0 || key.attempt - old.attempt >= 2
+                    open.missing > 0 && !open.failed || key.attempt - old.attempt >= 2
                 }
             })
             .map(|(old, _)| old.clone())

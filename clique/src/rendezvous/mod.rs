@@ -7,7 +7,8 @@
 //! | [`SharedFile`] | processes, also on several hosts | a folder that all of them may write to |
 //!
 //! The last two keep jobs apart by a [`JobToken`], and runs of one job by random numbers, so what an earlier run has left,
-//! a process or a file, is known as such. Every wait has a limit, and what ends one names who was missing:
+//! a process or a file, is known as such. All attempts to bring a clique up, and all its children, go over the same
+//! rendezvous: keep it for them, or the next attempt meets the store that the last one is about to leave. Every wait has a limit, and what ends one names who was missing:
 //! [`whereabouts`](Rendezvous::whereabouts) says which process that is and whether it has come, left or gone. None of this
 //! keeps out somebody who can read the messages: a rendezvous belongs into a network, or a folder, that the job trusts.
 
@@ -69,7 +70,7 @@ pub struct Gathered(pub Vec<Option<Post>>);
 /// Until everybody has posted and gathered it, with a gather that ended complete or with a failure. So every participant
 /// does both in every round; a gather that ended with gaps may be repeated, one that ended otherwise may not. What failed
 /// attempts leave behind is freed when somebody posts in a later attempt of the same clique: who still waits in a round of
-/// an earlier one in which somebody is missing gets an error that names the one who went on. Of what is left behind all the
+/// an earlier one in which somebody is missing, and nobody has failed, gets an error that names the one who went on. Of what is left behind all the
 /// same, the rounds that were used last are kept, 1,024 of them or a few more. Waiting in a round uses it; using one that
 /// was given up is an error.
 pub trait Rendezvous: Debug + Send + Sync {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::CliqueError;
 use crate::rendezvous::file::folder::{Folder, Lock, owner_of_new_files};
-use crate::rendezvous::file::{Memory, Pause, SharedFile, participant_of, short};
+use crate::rendezvous::file::{Memory, Pause, SharedFile, check_run, gone, participant_of, short};
 use crate::rendezvous::identity::{fresh_instance, own_name};
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, Instance, MAX_HELLO_BYTES, Wrong};
 use crate::rendezvous::{Membership, end_of};
@@ -213,7 +213,9 @@ fn join_run(job: &Folder, own: &Hello, time: Time) -> Result<Folder, CliqueError
                             Err(CliqueError::Config { what, expected, seen })
                         }
                         Ok(run) => {
-                            let folder = Folder::open(job.file(&run_name(&run)), job.owner())?;
+                            let path = job.file(&run_name(&run));
+                            let folder =
+                                Folder::existing(path.clone(), job.owner())?.ok_or_else(|| gone(&path))?;
                             folder.write(
                                 &format!("joined.{}", own.participant),
                                 &Frame::Hello(own.clone()).encode(),
@@ -260,6 +262,7 @@ fn wait_for_all(folder: &Folder, own: &Hello, time: Time) -> Result<(), CliqueEr
         let missing: Vec<u32> =
             (0..own.participants).filter(|participant| !joined.contains(participant)).collect();
         let Some(first) = missing.first() else { return Ok(()) };
+        check_run(folder)?;
         if time.is_over() {
             return Err(CliqueError::Timeout {
                 what: format!("gathering {} processes in {}", own.participants, folder.path().display()),

@@ -20,11 +20,13 @@ mod memory;
 mod round;
 
 use core::fmt;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::CliqueError;
 use crate::rendezvous::board::{Key, MAX_OPEN_ROUNDS, closed, superseded};
+use crate::rendezvous::identity::system;
 use crate::rendezvous::wire::{Frame, HEADER_BYTES, Hello, MAX_REQUEST_BYTES};
 use crate::rendezvous::{
     Gathered, LINGER, Membership, Post, Rendezvous, Round, StayFor, check_message, end_of,
@@ -91,21 +93,26 @@ fn participant_of(name: &str, kind: &str) -> Option<u32> {
     name.strip_prefix(kind)?.strip_prefix('.')?.parse().ok()
 }
 
+/// Whether the run is still there; participant 0 removes it when it leaves, a later run's when it comes.
+fn check_run(run: &Folder) -> Result<(), CliqueError> {
+    match run.path().try_exists() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(gone(run.path())),
+        Err(error) => Err(system(format!("the run's folder {}", run.path().display()), error)),
+    }
+}
+
+fn gone(run: &Path) -> CliqueError {
+    CliqueError::System {
+        what: format!("the run's folder {}", run.display()),
+        errno: None,
+        message: "it is gone: participant 0 has left, or a later run has begun".to_owned(),
+    }
+}
+
 impl SharedFile {
     fn memory(&self) -> MutexGuard<'_, Memory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the run is still there; participant 0 removes it when it leaves, a later run's when it comes.
-    fn check_run(&self) -> Result<(), CliqueError> {
-        if self.run.path().is_dir() {
-            return Ok(());
-        }
-        Err(CliqueError::System {
-            what: format!("the run's folder {}", self.run.path().display()),
-            errno: None,
-            message: "it is gone: participant 0 has left, or a later run has begun".to_owned(),
-        })
     }
 
     /// An error if somebody has begun a later attempt, as the names of the rounds say.
@@ -139,7 +146,7 @@ impl SharedFile {
         }
         let has_posted = self.memory().has_posted(key);
         // Looked at first: what is complete by then counts, even if somebody has gone on to the next attempt since.
-        let still = self.check_run().and_then(|()| self.check_attempt(key, &self.rounds.names()?));
+        let still = check_run(&self.run).and_then(|()| self.check_attempt(key, &self.rounds.names()?));
         // Only a post makes the folder.
         let folder = Folder::existing(self.rounds.file(&name), self.rounds.owner())?;
         if let Some(folder) = &folder {
@@ -257,7 +264,7 @@ impl Rendezvous for SharedFile {
     fn post(&self, round: &Round, post: Post) -> Result<(), CliqueError> {
         check_message(round, &post)?;
         let key = Key::from(round);
-        self.check_run()?;
+        check_run(&self.run)?;
         let rounds = self.rounds.names()?;
         self.check_attempt(&key, &rounds)?;
         self.memory().post(self.member.participant, &key)?;

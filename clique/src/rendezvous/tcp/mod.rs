@@ -56,8 +56,8 @@ pub struct TcpConfig {
 /// A participant over TCP. Participant 0's has the store, with a thread of its own, and needs a descriptor for each connection
 /// there: two of each participant, and one more for each request that a process has under way beside another.
 ///
-/// The end of a process is the end of its connections, also if it is killed: 250 ms later the gathers end that wait for it in
-/// vain. One that is stopped, whose host vanishes, or that has left a forked child behind has its connections still, and is
+/// The end of a process is the end of its connections, also if it is killed: a quarter to a third of a second later the
+/// gathers end that wait for it in vain, once they have waited as long. One that is stopped, whose host vanishes, or that has left a forked child behind has its connections still, and is
 /// waited for to the limit.
 ///
 /// Dropping it leaves, as [`close`](Self::close) does. But participant 0 stays for 2 s at most, and no longer than somebody
