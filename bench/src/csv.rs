@@ -25,15 +25,16 @@ pub fn write(report: &Report, file: impl io::Write) -> io::Result<()> {
             Status::Waived => "waived",
             Status::Failed => "failed",
         };
-        let mut line = |row: &Row| {
-            let origin = origin.iter().cloned().chain([status.to_owned()]);
-            writer.write_record(origin.chain(COLUMNS.iter().map(|(_, cell)| cell(row))))
+        let mut line = |cells: &mut dyn Iterator<Item = String>| {
+            writer.write_record(origin.iter().cloned().chain([status.to_owned()]).chain(cells))
         };
         for row in &rows {
-            line(row)?;
+            line(&mut COLUMNS.iter().map(|(_, cell)| cell(row)))?;
         }
         if rows.is_empty() {
-            line(&Row { layer: layer.layer.clone(), ..Row::default() })?;
+            let cell =
+                |(name, _): &(&str, Cell)| if *name == "layer" { layer.layer.clone() } else { String::new() };
+            line(&mut COLUMNS.iter().map(cell))?;
         }
     }
     writer.flush()
@@ -119,5 +120,6 @@ mod tests {
         assert_eq!((cell(0, "t_min_us"), cell(0, "t_avg_us"), cell(0, "t_p99_us")), ("0.5", "1", ""));
         assert_eq!((cell(0, "wrong"), cell(0, "proc_mops"), cell(0, "schema")), ("0", "", "1"));
         assert_eq!((cell(1, "layer"), cell(1, "status"), cell(1, "wrong")), ("ib", "waived", ""));
+        assert_eq!(rows[1].iter().filter(|cell| !cell.is_empty()).count(), ORIGIN.len() + 1, "{rows:?}");
     }
 }
